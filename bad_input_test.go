@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -601,7 +602,7 @@ func TestBadInputNewCache(t *testing.T) {
 	}
 	// The defaults.
 	cfg := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, Pages: 1}).Config()
-	if want := (la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, ValueDim: 8, DType: tensor.Float32, PageSize: 64, Pages: 1}); cfg != want {
+	if want := (la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, ValueDim: 8, DType: tensor.Float32, PageSize: 64, Pages: 1}); !reflect.DeepEqual(cfg, want) {
 		t.Errorf("config is %+v, want %+v", cfg, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -37,15 +38,15 @@ type CacheConfig struct {
 	ValuesInKeys bool
 
 	// DType is the element type that keys and values are stored in: tensor.Float32 (also the zero value), [Float16], [BFloat16],
-	// [E4M3] or tensor.Int8. The last two are for CPUs, and have scales:
-	//
-	//   - An element x with the scale s stands for x*s. The largest element of a row, which is a key or a value, is stored as 448
-	//     (E4M3) or 127 (Int8). The row and its scale depend on nothing else, so chunks and batches change no bit.
-	//   - Each token and KV head has a float32 scale for its key and one for its value.
-	//   - With ValuesInKeys, each 128 elements of a value have a scale, the rest of the key is stored as BFloat16, DType is E4M3,
-	//     and ValueDim is a multiple of 128. A latent vector of 512 + 64 elements takes 656 bytes.
-	//   - Infinities become the largest float32. A row with NaN is NaN in all its elements.
+	// [E4M3] or tensor.Int8. The last two are for CPUs, and have Scales. A row of a key or a value is rounded once, when it is
+	// appended. What it is rounded to depends neither on chunks nor on other sequences. Infinities become the largest
+	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements.
 	DType tensor.Dtype
+
+	// Scales says which elements of E4M3 or int8 share a scale. KeyScales and ValueScales are for ScalesByHead, from a checkpoint for
+	// example: the scales of all KV heads, layer after layer; nil: 1.
+	Scales                 Scales
+	KeyScales, ValueScales []float32
 
 	PageSize int // tokens of a page; 0: 64
 	Pages    int // pages that all sequences share
@@ -245,6 +246,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if c.DType == (tensor.Dtype{}) {
 		c.DType = tensor.Float32
 	}
+	c.KeyScales, c.ValueScales = slices.Clone(c.KeyScales), slices.Clone(c.ValueScales)
 	for _, f := range [...]struct {
 		name string
 		n    int
@@ -265,23 +267,16 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if c.Shard > ShardContext {
 		return l, errs.Errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
+	if err := c.checkScales(op); err != nil {
+		return l, err
+	}
 	format, ok := c.format()
-	switch {
-	case ok && c.ValuesInKeys && format.Key().Scales != attn.NoScales:
-		if c.DType != E4M3 {
-			return l, errs.Errorf(op, ErrUnsupported, "DType is %v with ValuesInKeys; it must be float32, Float16, BFloat16 or E4M3", c.DType)
-		}
-		if c.ValueDim%kvstore.LatentGroup != 0 {
-			return l, errs.Errorf(op, ErrUnsupported, "ValueDim is %d with ValuesInKeys and E4M3; it must be a multiple of %d, the columns of a scale", c.ValueDim, kvstore.LatentGroup)
-		}
-	case !ok:
+	if !ok {
 		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16, BFloat16, E4M3 or int8", c.DType)
 	}
 	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format,
+		KeyScales: c.KeyScales, ValueScales: c.ValueScales,
 		Window: c.Window, SinkTokens: c.SinkTokens, Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}
-	if err := l.store.Check(op); err != nil {
-		return l, err
-	}
 	all, largest := l.store.Bytes()
 	if uint64(all) > math.MaxInt-min(8*uint64(c.Pages), math.MaxInt) {
 		return l, errs.Errorf(op, ErrShape, "%s: more bytes than an address has", c.text())
@@ -294,7 +289,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 
 // format returns the format of a page. It returns false for a DType that no cache has.
 func (c *CacheConfig) format() (attn.Format, bool) {
-	return kvstore.FormatOf(c.DType, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
+	return kvstore.FormatOf(c.DType, c.scales(), c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
 }
 
 // maxWindow is the most tokens of each setting of a window, so that the sum of three is an int.
@@ -339,7 +334,9 @@ func (c *Cache) Config() CacheConfig {
 	if c.made("") != nil {
 		return CacheConfig{}
 	}
-	return c.config
+	config := c.config
+	config.KeyScales, config.ValueScales = slices.Clone(config.KeyScales), slices.Clone(config.ValueScales)
+	return config
 }
 
 // CacheStats is the result of [Cache.Stats]. [Cache.Config] has the number of all pages and the device.
@@ -561,7 +558,7 @@ func (s *Sequence) reaches(op string, n int) error {
 //
 // Errors, before any change:
 //
-//   - [ErrLength]; [ErrShape] for a path that does not increase
+//   - [ErrLength]; [ErrShape] for a path that does not increase; [ErrUnsupported] for a move with [ScalesByPage]
 //   - [ErrCacheFull] for too few free pages for copies
 //   - [ErrState] while the sequence is in an open step; [ErrClosed]
 func (s *Sequence) Keep(from int, path []int) error {
@@ -606,6 +603,9 @@ func (s *Sequence) Keep(from int, path []int) error {
 // move moves the tokens of a path, from number still on; the tokens before stay. The caller holds mu.
 func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) error {
 	gap := s.table.Gap
+	if c.config.scales() == attn.ScalesByPage {
+		return errs.Errorf(op, ErrUnsupported, "path moves token %d, on a cache with ScalesByPage: its pages have different scales", from+path[still])
+	}
 	for i, at := range path[still:] {
 		for _, token := range [...]int{from + still + i, from + at} {
 			if token >= gap.First && token < gap.End {

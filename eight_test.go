@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/rope"
@@ -22,12 +23,25 @@ import (
 // eightTypes are the types of caches of 8 bits.
 var eightTypes = []tensor.Dtype{la.E4M3, tensor.Int8}
 
-// eightCache returns the configuration of a small cache of 8 bits. The last of three kinds has latents.
+// eightKinds is the number of kinds of caches of 8 bits.
+const eightKinds = 7
+
+// eightCache returns the configuration of a small cache of a kind: with scales of tokens, of latents, of heads and of pages.
 func eightCache(kind int) la.CacheConfig {
 	if kind == 2 {
 		return la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 272, ValueDim: 256, ValuesInKeys: true, DType: la.E4M3}
 	}
-	return la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 24, ValueDim: 17, DType: eightTypes[kind]}
+	c := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 24, ValueDim: 17, DType: eightTypes[kind%2]}
+	switch kind {
+	case 3, 4:
+		c.Scales, c.KeyScales, c.ValueScales = la.ScalesByHead, []float32{0.05, 0.125, 0.03, 0.07}, []float32{0.02, 0.3, 0.1, 0.05}
+		if kind == 4 {
+			c.KeyScales = nil
+		}
+	case 5, 6:
+		c.Scales = la.ScalesByPage
+	}
+	return c
 }
 
 // TestEightCachedAttention decodes on caches of 8 bits, with rotary embeddings, all masks, forks, shared prefixes and released pages.
@@ -35,12 +49,12 @@ func eightCache(kind int) la.CacheConfig {
 func TestEightCachedAttention(t *testing.T) {
 	test := func(t *testing.T) {
 		rng := reftest.Rand(t)
-		long, n := 70, reftest.Cases(t, 12, 48)
+		long, n := 70, reftest.Cases(t, 2*eightKinds, 8*eightKinds)
 		if reftest.RaceEnabled {
-			long, n = 20, 6
+			long, n = 20, eightKinds
 		}
 		for turn := range n {
-			config := eightCache(turn % 3)
+			config := eightCache(turn % eightKinds)
 			config.PageSize = []int{1, 3, 16, 64}[rng.IntN(4)]
 			config.Pages = 8*long/config.PageSize + 24
 			heads := config.KVHeads * (1 + rng.IntN(4))
@@ -77,12 +91,33 @@ type eightText [][3][]float32
 
 const eightHeads = 4
 
-// eightPlanes are the elements and scales of a head's row in each plane; 0 scales: elements have 16 bits.
-func eightPlanes(c la.CacheConfig) [][2]int {
+// section is a part of a saved sequence: elements, or scales.
+type section struct {
+	plane, size, bytes int // size is that of an element
+	scales             bool
+}
+
+// eightSections are the parts of a layer of tokens.
+func eightSections(c la.CacheConfig, tokens int) (all []section) {
+	rows := tokens * c.KVHeads
 	if c.ValuesInKeys {
-		return [][2]int{{c.ValueDim, c.ValueDim / 128}, {c.HeadDim - c.ValueDim, 0}}
+		return []section{{0, 1, rows * c.ValueDim, false}, {0, 4, rows * c.ValueDim / 128 * 4, true}, {1, 2, rows * (c.HeadDim - c.ValueDim) * 2, false}}
 	}
-	return [][2]int{{c.HeadDim, 1}, {c.ValueDim, 1}}
+	for plane, dim := range []int{c.HeadDim, c.ValueDim} {
+		all = append(all, section{plane, 1, rows * dim, false})
+		switch c.Scales {
+		case la.ScalesByToken:
+			all = append(all, section{plane, 4, rows * 4, true})
+		case la.ScalesByPage:
+			all = append(all, section{plane, 4, (tokens + c.PageSize - 1) / c.PageSize * c.KVHeads * 4, true})
+		}
+	}
+	return all
+}
+
+// eightHeader is the size of what is before the first layer.
+func eightHeader(c la.CacheConfig) int {
+	return 44 + map[la.Scales]int{la.ScalesByHead: 2 * 4 * c.Layers * c.KVHeads, la.ScalesByPage: 4}[c.Scales]
 }
 
 // newEightText draws a text. Heads have outliers, zeros and infinities now and then.
@@ -172,17 +207,22 @@ func newSequence(t *testing.T, c *la.Cache) *la.Sequence {
 }
 
 // TestEightBits: the stored bits of a text are the same in whatever way it comes: in chunks, beside others, from a fork, after a
-// truncation, as a branch of a tree, from a file, in pages of any size.
+// truncation, as a branch of a tree, from a file, in pages of any size (if these have no scales).
 func TestEightBits(t *testing.T) {
 	rng := reftest.Rand(t)
 	const tokens = 40
-	for kind := range 3 {
+	for kind := range eightKinds {
 		config := eightCache(kind)
 		x := newEightText(rng, config, tokens)
 		at := graphtest.Place{Rotary: &rope.Config{HeadDim: config.HeadDim, Dim: 8, Last: config.ValuesInKeys}}
 		var want []byte
 		for way := range 6 {
-			config.PageSize = []int{16, 1, 5, 64, 3, 7}[way]
+			if config.PageSize = []int{16, 1, 5, 64, 3, 7}[way]; config.Scales == la.ScalesByPage {
+				config.PageSize = 5
+				if way == 4 {
+					continue // no trees
+				}
+			}
 			config.Pages = 4*tokens/config.PageSize + 30
 			cache := graphtest.NewCache(t, config)
 			la.PoisonFree(cache)
@@ -257,18 +297,24 @@ func TestEightBatchInvariance(t *testing.T) {
 // TestEightBytes: caches and saved sequences have a byte for an element, and 4 for a scale.
 func TestEightBytes(t *testing.T) {
 	rng := reftest.Rand(t)
-	for kind, token := range []int{2 * (24 + 17 + 8), 2 * (24 + 17 + 8), 256 + 2*4 + 2*16} {
+	for kind := range eightKinds {
 		config := eightCache(kind)
 		config.Pages, config.PageSize = 10, 4
-		if n, err := config.Bytes(); err != nil || n != int64(2*40*token) {
-			t.Errorf("%d bytes, want %d: %v", n, 2*40*token, err)
+		bytesOf := func(tokens int) (n int) {
+			for _, s := range eightSections(config, tokens) {
+				n += config.Layers * s.bytes
+			}
+			return n
+		}
+		if n, err := config.Bytes(); err != nil || n != int64(bytesOf(40)) {
+			t.Errorf("kind %d: %d bytes, want %d: %v", kind, n, bytesOf(40), err)
 		}
 		cache := graphtest.NewCache(t, config)
 		d := graphtest.NewDecoder(t, cache, 9, eightHeads, tensor.Float32, true)
 		s := newSequence(t, cache)
 		appendText(t, rng, d, s, newEightText(rng, config, 9), rowsFrom(0, 9), nil)
-		if n := len(savedBytes(t, s)); n != 48+2*9*token {
-			t.Errorf("%d bytes are saved, want %d", n, 48+2*9*token)
+		if n, want := len(savedBytes(t, s)), eightHeader(config)+bytesOf(9)+4; n != want {
+			t.Errorf("kind %d: %d bytes are saved, want %d", kind, n, want)
 		}
 		closeCache(t, cache)
 	}
@@ -282,7 +328,7 @@ func TestEightBytes(t *testing.T) {
 // with NaN or with a bad scale is not read.
 func TestEightNaN(t *testing.T) {
 	rng := reftest.Rand(t)
-	for kind := range 3 {
+	for kind := range eightKinds {
 		config := eightCache(kind)
 		config.PageSize, config.Pages = 4, 20
 		cache := graphtest.NewCache(t, config)
@@ -291,36 +337,37 @@ func TestEightNaN(t *testing.T) {
 		x := newEightText(rng, config, 9)
 		appendText(t, rng, d, clean, x, rowsFrom(0, 9), nil)
 		file := savedBytes(t, clean)
-		at := 44 // of the first element
+		at := eightHeader(config) // of the first element
+		nan := map[tensor.Dtype]byte{la.E4M3: 0x7f, tensor.Int8: 0x80}[config.DType]
+		type damage struct {
+			at   int
+			to   []byte
+			text string
+		}
 		for layer := range config.Layers {
-			for plane, p := range eightPlanes(config) {
-				if p[1] == 0 {
-					at += 9 * 2 * p[0]
-					continue
+			for _, s := range eightSections(config, 9) {
+				var all []damage
+				switch {
+				case s.scales:
+					all = []damage{
+						{4, []byte{0, 0, 0xc0, 0x7f}, "scale 1 is NaN"}, {0, []byte{0, 0, 0x80, 0x7f}, "scale 0 is +Inf"},
+						{0, []byte{0, 0, 0, 0}, "scale 0 is 0"}, {0, []byte{0, 0, 0x80, 0xbf}, "scale 0 is -1"},
+					}
+				case s.size == 1:
+					all = []damage{{5, []byte{nan}, "element 5 is NaN"}}
 				}
-				scale, nan := at+9*config.KVHeads*p[0], map[tensor.Dtype]byte{la.E4M3: 0x7f, tensor.Int8: 0x80}[config.DType]
-				for _, damage := range []struct {
-					at   int
-					to   []byte
-					text string
-				}{
-					{at + 5, []byte{nan}, "element 5 is NaN"},
-					{scale + 4, []byte{0, 0, 0xc0, 0x7f}, "scale 1 is NaN"},
-					{scale, []byte{0, 0, 0x80, 0x7f}, "scale 0 is +Inf"},
-					{scale, []byte{0, 0, 0, 0}, "scale 0 is 0"},
-					{scale, []byte{0, 0, 0x80, 0xbf}, "scale 0 is -1"},
-				} {
+				for _, x := range all {
 					b := slices.Clone(file[:len(file)-4])
-					copy(b[damage.at:], damage.to)
+					copy(b[at+x.at:], x.to)
 					b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 					_, err := cache.ReadSequence(bytes.NewReader(b))
-					wantError(t, err, la.ErrFormat, "ReadSequence", fmt.Sprintf("layer %d, plane %d: %s", layer, plane, damage.text))
+					wantError(t, err, la.ErrFormat, "ReadSequence", fmt.Sprintf("layer %d, plane %d: %s", layer, s.plane, x.text))
 				}
-				at = scale + 9*4*config.KVHeads*p[1]
+				at += s.bytes
 			}
 		}
 		if at != len(file)-4 {
-			t.Fatalf("%v: the file has %d bytes, not %d", config.DType, len(file), at+4)
+			t.Fatalf("kind %d: the file has %d bytes, not %d", kind, len(file), at+4)
 		}
 		x[1][1][6*config.KVHeads*config.HeadDim] = float32(math.NaN()) // of layer 1's key 6, head 0
 		appendText(t, rng, d, bad, x, rowsFrom(0, 9), nil)
@@ -357,6 +404,24 @@ func TestEightRefused(t *testing.T) {
 	refuse(la.ErrUnsupported, "int8 with a scale for each token and head", la.CacheConfig{HeadDim: 128, DType: tensor.Int8, Device: gpu})
 	refuse(la.ErrUnsupported, "of", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, Device: gpu})
 
+	plain := la.CacheConfig{HeadDim: 64, DType: la.E4M3}
+	with := func(change func(*la.CacheConfig)) la.CacheConfig {
+		c := plain
+		change(&c)
+		return c
+	}
+	refuse(la.ErrOption, "Scales is Scales(3), none of ScalesByToken", with(func(c *la.CacheConfig) { c.Scales = 3 }))
+	refuse(la.ErrOption, "a cache of Float16 has no scales", with(func(c *la.CacheConfig) { c.DType, c.Scales = la.Float16, la.ScalesByPage }))
+	refuse(la.ErrUnsupported, "Scales is ScalesByHead with ValuesInKeys", la.CacheConfig{HeadDim: 192, ValueDim: 128, ValuesInKeys: true, DType: la.E4M3, Scales: la.ScalesByHead})
+	refuse(la.ErrOption, "KeyScales is set, and Scales is ScalesByToken", with(func(c *la.CacheConfig) { c.KeyScales = []float32{1} }))
+	refuse(la.ErrOption, "ValueScales is set, and Scales is ScalesByPage", with(func(c *la.CacheConfig) { c.Scales, c.ValueScales = la.ScalesByPage, []float32{1} }))
+	refuse(la.ErrShape, "ValueScales has 2 scales; one for each of 1 layer", with(func(c *la.CacheConfig) { c.Scales, c.ValueScales = la.ScalesByHead, []float32{1, 1} }))
+	for _, bad := range []float32{0, -1, float32(math.NaN()), float32(math.Inf(1))} {
+		refuse(la.ErrOption, "KeyScales[0] is", with(func(c *la.CacheConfig) { c.Scales, c.KeyScales = la.ScalesByHead, []float32{bad} }))
+	}
+	refuse(la.ErrUnsupported, "e4m3 with a scale for each head", with(func(c *la.CacheConfig) { c.Scales, c.Device = la.ScalesByHead, gpu }))
+	refuse(la.ErrUnsupported, "e4m3 with a scale for each page and head", with(func(c *la.CacheConfig) { c.Scales, c.Device = la.ScalesByPage, gpu }))
+
 	latents := eightCache(2)
 	latents.Pages = 3
 	cache := graphtest.NewCache(t, latents)
@@ -371,13 +436,94 @@ func TestEightRefused(t *testing.T) {
 	_, err = la.PromptAttention(node("q", 64), node("k", 64), node("v", 64), node("latents", 272), 2, step.Layer(0))
 	wantError(t, err, la.ErrUnsupported, "PromptAttention", "the cache is of E4M3", "call CachedAttention")
 
-	kept := eightCache(0)
-	kept.Pages = 3
-	e4m3 := graphtest.NewCache(t, kept)
-	file := savedBytes(t, newSequence(t, e4m3))
-	for _, other := range []tensor.Dtype{la.Float16, tensor.Int8} {
-		kept.DType = other
-		_, err := graphtest.NewCache(t, kept).ReadSequence(bytes.NewReader(file))
-		wantError(t, err, la.ErrDType, "ReadSequence", "the saved sequence is of E4M3 and the cache of "+other.Name())
+	// A sequence is for caches of its type and its scales.
+	for kind, others := range map[int]map[int]string{
+		0: {1: "is of E4M3 and the cache of int8", 4: "has a scale for each token and head and the cache a scale for each head"},
+		3: {5: "has a scale for each head and the cache a scale for each page and head"},
+		6: {1: "has a scale for each page and head and the cache a scale for each token and head"},
+	} {
+		config := eightCache(kind)
+		config.Pages = 3
+		file := savedBytes(t, newSequence(t, graphtest.NewCache(t, config)))
+		for other, text := range others {
+			config := eightCache(other)
+			config.Pages = 3
+			if config.DType != eightCache(kind).DType && kind > 0 {
+				config.DType = eightCache(kind).DType
+			}
+			_, err := graphtest.NewCache(t, config).ReadSequence(bytes.NewReader(file))
+			wantError(t, err, la.ErrDType, "ReadSequence", text)
+		}
+		switch config.Scales {
+		case la.ScalesByHead:
+			config.ValueScales[2] = 5
+			_, err := graphtest.NewCache(t, config).ReadSequence(bytes.NewReader(file))
+			wantError(t, err, la.ErrShape, "ReadSequence", "ValueScales[2] is 0.1 in the saved sequence and 5 in the cache")
+			config = eightCache(kind)
+			config.Pages, config.KeyScales = 3, nil
+			_, err = graphtest.NewCache(t, config).ReadSequence(bytes.NewReader(file))
+			wantError(t, err, la.ErrShape, "ReadSequence", "KeyScales[0] is 0.05 in the saved sequence and 1 in the cache")
+		case la.ScalesByPage:
+			config.PageSize = 5
+			_, err := graphtest.NewCache(t, config).ReadSequence(bytes.NewReader(file))
+			wantError(t, err, la.ErrShape, "ReadSequence", "PageSize is 64 in the saved sequence and 5 in the cache")
+		}
+	}
+
+	// Tokens stay in the pages whose scales they have.
+	rng := reftest.Rand(t)
+	paged := eightCache(5)
+	paged.Pages, paged.PageSize = 8, 4
+	cache = graphtest.NewCache(t, paged)
+	d := graphtest.NewDecoder(t, cache, 9, eightHeads, tensor.Float32, true)
+	s := newSequence(t, cache)
+	err = d.Step.Set([]la.Append{{Seq: s, Tokens: 3, Parents: []int{-1, -1, 0}}})
+	wantError(t, err, la.ErrUnsupported, "Set", "append 0 has Parents, on a cache with ScalesByPage")
+	appendText(t, rng, d, s, newEightText(rng, paged, 9), rowsFrom(0, 9), nil)
+	wantError(t, s.Keep(2, []int{0, 1, 4}), la.ErrUnsupported, "Keep", "path moves token 6, on a cache with ScalesByPage")
+	if err := s.Keep(2, []int{0, 1}); err != nil || s.Len() != 4 {
+		t.Errorf("%d tokens: %v", s.Len(), err)
+	}
+}
+
+// TestEightConfig: a cache has the scales that it was given, whatever becomes of the slices.
+func TestEightConfig(t *testing.T) {
+	config := eightCache(3)
+	config.Pages = 1
+	cache := graphtest.NewCache(t, config)
+	config.KeyScales[0] = 7
+	got := cache.Config()
+	if got.KeyScales[0] != 0.05 {
+		t.Error(got.KeyScales)
+	}
+	if got.ValueScales[1] = 8; cache.Config().ValueScales[1] != 0.3 {
+		t.Error(cache.Config().ValueScales)
+	}
+}
+
+// TestEightWindowSaved: sequences that gave pages back are saved with the scales of their pages, and go on in caches of other windows.
+func TestEightWindowSaved(t *testing.T) {
+	rng := reftest.Rand(t)
+	for kind := range eightKinds {
+		config := eightCache(kind)
+		config.PageSize, config.Pages, config.Window, config.SinkTokens, config.Rewind = 4, 40, 9, 3, 2
+		at := graphtest.Place{ScoreMods: reftest.Shape{Mask: attn.Mask{Window: 5, SinkTokens: 3}}}
+		first := graphtest.NewCache(t, config)
+		d := graphtest.NewDecoderAt(t, at, first, 20, eightHeads, tensor.Float32, true)
+		s := graphtest.NewStored(t, first)
+		for _, n := range []int{7, 20, 1, 3} {
+			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: n})
+		}
+		file := savedBytes(t, s.Seq)
+		config.Window, config.Rewind = 5, 0
+		second := graphtest.NewCache(t, config)
+		la.PoisonFree(second)
+		seq, err := second.ReadSequence(bytes.NewReader(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		loaded := s.Fork(t)
+		loaded.Seq = seq
+		graphtest.NewDecoderAt(t, at, second, 9, eightHeads, tensor.Float32, true).Do(t, rng, reftest.Normal, graphtest.Appended{To: loaded, Tokens: 6})
 	}
 }

@@ -43,7 +43,7 @@ var exported = []reflect.Type{
 	reflect.TypeFor[la.Cache](), reflect.TypeFor[la.Sequence](), reflect.TypeFor[la.Step](), reflect.TypeFor[la.Layer](),
 	reflect.TypeFor[device.GPU](), reflect.TypeFor[device.Tensor](), reflect.TypeFor[device.Recording](), reflect.TypeFor[rewrite.Fused](),
 	reflect.TypeFor[la.CacheConfig](),
-	reflect.TypeFor[la.Shard](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
+	reflect.TypeFor[la.Shard](), reflect.TypeFor[la.Scales](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
 	reflect.TypeFor[rope.Config](), reflect.TypeFor[rope.Linear](), reflect.TypeFor[rope.Llama3](), reflect.TypeFor[rope.YaRN](),
 }
 

@@ -23,7 +23,8 @@ import (
 //	offset  bytes
 //	 0      8      "LEANSEQ\n"
 //	 8      4      version: 1, or 2 where tokens were given back
-//	12      4      element type: 1 float32, 2 float16, 3 bfloat16, 4 e4m3, 5 int8
+//	12      4      element type: 1 float32, 2 float16, 3 bfloat16; of e4m3 and int8 with scales of tokens 4 and 5, of heads 6 and 7,
+//	               of pages 8 and 9
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
@@ -32,8 +33,10 @@ import (
 //	40      8      only in version 2: the first token that was given back
 //	48      8      only in version 2: the first token behind those
 //	40, 56  4      CRC-32C of all before
-//	44, 60         for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim);
-//	               scales (tokens, KVHeads, scales of a row) follow what they scale; the bfloat16 part of e4m3 keys with
+//	44, 60         only with scales of heads: KeyScales and ValueScales (Layers, KVHeads), float32
+//	               only with scales of pages: PageSize, 4 bytes
+//	               for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim);
+//	               scales (tokens, KVHeads, scales of a row), or (pages, KVHeads), follow what they scale; the bfloat16 part of e4m3 keys with
 //	               values in them comes last
 //	end     4      CRC-32C of all before
 //
@@ -86,7 +89,7 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 	defer func() { err = errors.Join(err, c.giveUp(op, held)) }()
 
 	out := &sumWriter{w: w, op: op}
-	header := c.savedHeader(held.table.Tokens, held.table.Gap)
+	header := append(c.savedHeader(held.table.Tokens, held.table.Gap), c.config.savedScales()...)
 	err = held.eachPart(held.table.Gap, func(part *sequencePart) error {
 		if err := c.transfer(op, part, false); err != nil {
 			return err
@@ -246,7 +249,7 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	}
 	b := append(make([]byte, 0, headerBytes+gapBytes), savedMagic...)
 	b = binary.LittleEndian.AppendUint32(b, version)
-	b = binary.LittleEndian.AppendUint32(b, uint32(kvstore.Number(c.config.DType)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(kvstore.Number(c.config.DType, c.config.scales())))
 	for _, n := range [...]int{c.config.Layers, c.config.KVHeads, c.config.HeadDim, c.config.ValueDim} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
@@ -295,6 +298,9 @@ func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err er
 	if err := c.fits(in.op, b); err != nil {
 		return 0, gone, err
 	}
+	if err := c.config.readScales(in); err != nil {
+		return 0, gone, err
+	}
 	return tokens, gone, c.config.doesWithout(in.op, gone, tokens)
 }
 
@@ -313,12 +319,15 @@ func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) erro
 // fits compares c with the header of a saved sequence.
 func (c *Cache) fits(op string, header []byte) error {
 	field := func(at int) uint32 { return binary.LittleEndian.Uint32(header[at:]) }
-	t, most, ok := kvstore.TypeOf(field(12))
+	t, scales, most, ok := kvstore.TypeOf(field(12))
 	if !ok {
 		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", field(12), most)
 	}
 	if t != c.config.DType {
 		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
+	}
+	if have := c.config.scales(); scales != have {
+		return errs.Errorf(op, ErrDType, "the saved sequence has %v and the cache %v", scales, have)
 	}
 	for _, x := range [...]struct {
 		name string
@@ -429,6 +438,12 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 	for part.Layer = range c.Layers {
 		for part.Slab = range format.Slabs {
 			part.size = part.Slab.DType.Size()
+			if part.Slab.Row == 0 {
+				if err := s.eachPage(gone, part, visit); err != nil {
+					return err
+				}
+				continue
+			}
 			part.row = part.Slab.Row * part.size
 			most := part.tokensOf(c.PageSize)
 			for from, to := 0, 0; from < s.table.Tokens; from = to {
@@ -452,6 +467,33 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 					return err
 				}
 			}
+		}
+	}
+	return nil
+}
+
+// eachPage visits the parts of a slab with an element for each page and KV head, as eachPart does. Pages without kept tokens have no part.
+func (s *Sequence) eachPage(gone pages.Gap, part *sequencePart, visit func(*sequencePart) error) error {
+	size, have := s.cache.config.PageSize, s.table.Gap
+	part.row = part.size
+	n := part.heads * part.row
+	part.tokens, part.Memory = make([]byte, n), make([]byte, n)
+	within := func(first int, g pages.Gap) bool { return first >= g.First && first+size <= g.End }
+	for first := 0; first < s.table.Tokens; first += size {
+		if within(first, gone) {
+			continue
+		}
+		part.Spans, part.runs = part.Spans[:0], part.runs[:0]
+		if !within(first, have) {
+			kept := first
+			if first >= have.First {
+				kept = max(first, have.End)
+			}
+			page, _ := s.cache.pool.Place(&s.table, kept)
+			part.Spans, part.runs = append(part.Spans, kvstore.Span{At: int(page) * n, N: n}), append(part.runs, 1)
+		}
+		if err := visit(part); err != nil {
+			return err
 		}
 	}
 	return nil

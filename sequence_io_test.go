@@ -545,6 +545,11 @@ func TestReverseElements(t *testing.T) {
 	}
 }
 
+// savedEight is a type of 8 bits and its scales by the number in saved sequences.
+func savedEight(n byte) (tensor.Dtype, Scales) {
+	return []tensor.Dtype{E4M3, tensor.Int8}[n%2], Scales(n/2-2) % 3
+}
+
 // FuzzReadSequence gives a cache data that may begin as a saved sequence: it is
 // refused and the cache as it was, or it is what WriteTo writes.
 func FuzzReadSequence(f *testing.F) {
@@ -556,8 +561,10 @@ func FuzzReadSequence(f *testing.F) {
 	f.Add(forged(good, 32, 255, 255, 255, 255, 255, 255, 255, 255), false)
 	withGap := slices.Concat(good[:8], []byte{savedWithGap}, good[9:40], []byte{1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0}, good[40:headerBytes+4*40+sumBytes]) // four tokens of 40 bytes are left
 	f.Add(withGap, true)
-	for _, t := range []tensor.Dtype{E4M3, tensor.Int8} {
-		c, err := NewCache(CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: t, PageSize: 4, Pages: 2})
+	for i := range byte(6) {
+		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, PageSize: 3, Pages: 2}
+		config.DType, config.Scales = savedEight(4 + i)
+		c, err := NewCache(config)
 		noError(f, err)
 		c.eachSlab(func(_ attn.DType, b []byte) {
 			for i := range b {
@@ -572,7 +579,7 @@ func FuzzReadSequence(f *testing.F) {
 		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: Float16, PageSize: 3, Pages: 5}
 		head := headerBytes
 		if len(data) > 12 && data[12] > 3 {
-			config.DType = []tensor.Dtype{E4M3, tensor.Int8}[data[12]%2]
+			config.DType, config.Scales = savedEight(data[12])
 		}
 		if len(data) > 8 && data[8] == savedWithGap {
 			head, config.Window, config.SinkTokens, config.Pages = head+gapBytes, 3, 1, 2*config.Pages

@@ -324,6 +324,9 @@ func (s *Step) check(op string, appends []Append) error {
 		if a.Parents == nil {
 			continue
 		}
+		if c.config.scales() == attn.ScalesByPage {
+			return errs.Errorf(op, ErrUnsupported, "append %d has Parents, on a cache with ScalesByPage: tokens of a tree move, and pages have different scales", i)
+		}
 		if err := attn.CheckParents(a.Parents, a.Tokens); err != nil {
 			return errs.Errorf(op, ErrShape, "append %d: %v", i, err)
 		}

@@ -260,6 +260,8 @@ func Move(t testing.TB, n *G.Node, to func(*G.Node) (*G.Node, error)) *G.Node {
 type Stored struct {
 	Seq  *la.Sequence
 	K, V [][]float64
+
+	scales [2][][]float64 // per layer, of keys and of values: those of the pages that new tokens have begun, with ScalesByPage
 }
 
 // NewStored returns an empty sequence.
@@ -270,7 +272,7 @@ func NewStored(t testing.TB, c *la.Cache) *Stored {
 		t.Fatal(err)
 	}
 	n := c.Config().Layers
-	return &Stored{seq, make([][]float64, n), make([][]float64, n)}
+	return &Stored{Seq: seq, K: make([][]float64, n), V: make([][]float64, n)}
 }
 
 // Fork returns a fork of the sequence with a copy of the expected content.
@@ -283,6 +285,11 @@ func (s *Stored) Fork(t testing.TB) *Stored {
 	f := &Stored{Seq: seq}
 	for l := range s.K {
 		f.K, f.V = append(f.K, slices.Clone(s.K[l])), append(f.V, slices.Clone(s.V[l]))
+	}
+	for i := range s.scales {
+		for _, x := range s.scales[i] {
+			f.scales[i] = append(f.scales[i], slices.Clone(x))
+		}
 	}
 	return f
 }
@@ -356,7 +363,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
 		q := slices.Clone(c.Q)
 		d.turn(t, c.Q, d.Heads, parts)
-		k := d.history(c.K, cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
+		k := d.history(c.K, l, 0, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
 			d.turn(t, x, cfg.KVHeads, []Appended{p})
 		})
 		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
@@ -366,7 +373,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 				copy(c.V[i*cfg.ValueDim:][:cfg.ValueDim], c.K[i*cfg.HeadDim:])
 			}
 		} else {
-			v := d.history(c.V, cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
+			v := d.history(c.V, l, 1, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
 			Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
 		}
 		u.Cases = append(u.Cases, c)
@@ -375,24 +382,54 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 }
 
 // history writes the cache's content into the rows of earlier tokens, and rotates and rounds the rows of new
-// tokens as the cache does. It returns the new rows as they were before. A head has dim elements.
-func (d *Decoder) history(all []float64, dim int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
-	width := d.Cache.Config().KVHeads * dim
+// tokens as the cache does. It returns the new rows as they were before. what is 0 for keys and 1 for values.
+func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
+	c := d.Cache.Config()
+	dim := []int{c.HeadDim, c.ValueDim}[what]
+	width := c.KVHeads * dim
 	for _, p := range parts {
 		n := copy(all, old(p.To))
 		x := all[n : n+p.Tokens*width]
 		fresh = append(fresh, x...)
 		turn(x, p)
-		for head := range len(x) / dim {
-			d.store(x[head*dim:][:dim])
+		for i := range len(x) / dim {
+			row, token, head := x[i*dim:][:dim], p.To.Seq.Len()+i/c.KVHeads, i%c.KVHeads
+			d.store(row, func(e reftest.Eight) float64 {
+				switch c.Scales {
+				case la.ScalesByHead:
+					if given := [][]float32{c.KeyScales, c.ValueScales}[what]; given != nil {
+						return float64(given[layer*c.KVHeads+head])
+					}
+					return 1
+				case la.ScalesByPage:
+					of := p.To.pageScale(what, layer, token/c.PageSize*c.KVHeads+head)
+					if token%c.PageSize == 0 {
+						*of = e.PageScale(row)
+					}
+					return *of
+				}
+				return e.Scale(row)
+			})
 		}
 		all = all[n+len(x):]
 	}
 	return fresh
 }
 
-// store rounds a key or a value of a head as the cache does.
-func (d *Decoder) store(row []float64) {
+// pageScale returns where the scale of a page and head is noted.
+func (s *Stored) pageScale(what, layer, at int) *float64 {
+	for len(s.scales[what]) <= layer {
+		s.scales[what] = append(s.scales[what], nil)
+	}
+	x := &s.scales[what][layer]
+	for len(*x) <= at {
+		*x = append(*x, math.NaN())
+	}
+	return &(*x)[at]
+}
+
+// store rounds a key or a value of a head as the cache does. scale returns the scale of the row.
+func (d *Decoder) store(row []float64, scale func(reftest.Eight) float64) {
 	c := d.Cache.Config()
 	e := map[tensor.Dtype]reftest.Eight{la.E4M3: reftest.E4M3, tensor.Int8: reftest.Int8}[c.DType]
 	f, acc := Format(c.DType), Format(d.Query)
@@ -404,7 +441,7 @@ func (d *Decoder) store(row []float64) {
 			e.Store(row[:128], e.Scale(row[:128]), acc)
 		}
 	default:
-		e.Store(row, e.Scale(row), acc)
+		e.Store(row, scale(e), acc)
 		return
 	}
 	for i, x := range row {

@@ -25,8 +25,26 @@ func NewHost(c *Config) *HostPages {
 		for s := range c.Format.Slabs {
 			*h.Layers[i].At(s) = operand.NewBuffer(s.DType, c.Pages*s.PageBytes(c.KVHeads, c.PageSize)/s.DType.Size())
 		}
+		for p := range c.Format.Planes {
+			if c.Format.Planes[p].Scales == attn.ScalesByHead {
+				h.Layers[i][p].Scales = c.headScales(i, p)
+			}
+		}
 	}
 	return h
+}
+
+// headScales returns the scales of a layer's heads in a plane: those of values behind those of keys.
+func (c *Config) headScales(layer, plane int) cpu.Buffer {
+	given := c.KeyScales
+	if plane >= c.Format.KeyPlanes {
+		given = c.ValueScales
+	}
+	b := operand.NewBuffer(attn.Float32, c.KVHeads)
+	for i := range c.KVHeads {
+		*(*float32)(b.At(i)) = HeadScale(given, layer*c.KVHeads+i)
+	}
+	return b
 }
 
 func (h *HostPages) Where() string { return errs.Host }

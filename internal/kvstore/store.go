@@ -8,7 +8,6 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/queue"
@@ -114,6 +113,7 @@ var LayerNames = [...]string{"q", "k", "v", "sinks"}
 type Config struct {
 	Layers, KVHeads, PageSize, Pages int
 	Format                           attn.Format // of a page of all heads
+	KeyScales, ValueScales           []float32   // of all layers' KV heads, with scales of heads; nil: 1
 	Window, SinkTokens               int
 	Device                           *ongpu.GPU
 	Shard                            Sharding
@@ -127,18 +127,6 @@ const (
 	shardHeads
 	shardContext
 )
-
-// Check returns an error, which wraps errs.ErrUnsupported, for a format that no cache can have.
-func (c *Config) Check(op string) error {
-	for _, p := range c.Format.Planes {
-		switch p.Scales {
-		case attn.NoScales, attn.ScalesByToken, attn.ScalesByGroup:
-		default: // tokens move between pages, and pages are filled token by token
-			return errs.Errorf(op, errs.ErrUnsupported, "a cache of %v with %v; scales are those of tokens, or of groups of columns", p.DType, p.Scales)
-		}
-	}
-	return nil
-}
 
 // Bytes returns the bytes of all pages, and of the largest slab of a layer. A number that is no int is math.MaxInt.
 func (c *Config) Bytes() (all, largest int) {

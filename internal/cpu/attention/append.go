@@ -112,6 +112,9 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 	work := float64(r.rows) * float64(heads) * (float64(width)*nanos + float64(turned)*cpu.ElementNanos)
 	threads := min(cpu.ThreadsFor(work), r.rows)
 	r.turned = make([]F, max(threads, 1)*heads*turned)
+	for i := range parts {
+		parts[i].scalePages(r)
+	}
 	if threads < 2 {
 		r.store(0, r.rows, 0)
 		return nil
@@ -144,15 +147,8 @@ func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread 
 	g, heads := r.pages, r.pages.KVHeads
 	simple := p.count == 1 && p.planes[0].Scales == attn.NoScales
 	for t < end {
-		row, n := q.Row+t, 1
-		src, of, from := p.Rows, row*p.From.Row, p.From
-		if p.turns != nil {
-			turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
-			for h := range heads {
-				turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[of+h*p.From.Head:][:p.dim])
-			}
-			src, of, from = turned, 0, attn.Strides{Row: len(turned), Head: p.dim}
-		}
+		n := 1
+		src, of, from := p.row(r, q.Row+t, thread)
 		page, slot := slots(g, q, t)
 		if simple {
 			if p.turns == nil {
@@ -171,6 +167,46 @@ func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread 
 			}
 		}
 		t += n
+	}
+}
+
+// row returns the memory of a row as it is stored: rotated, if the part is. The result is valid until the thread's next call.
+func (p *appendPart[F]) row(r *appendRun[F], row, thread int) (src []F, of int, from attn.Strides) {
+	of = row * p.From.Row
+	if p.turns == nil {
+		return p.Rows, of, p.From
+	}
+	heads := r.pages.KVHeads
+	turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
+	for h := range heads {
+		turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[of+h*p.From.Head:][:p.dim])
+	}
+	return turned, 0, attn.Strides{Row: len(turned), Head: p.dim}
+}
+
+// scalePages sets the scales of the pages whose first tokens are new, in planes with scales of pages.
+func (p *appendPart[F]) scalePages(r *appendRun[F]) {
+	first := 0 // element of a row
+	for i := range p.planes[:p.count] {
+		x := &p.planes[i]
+		first += x.Dim
+		if x.Scales != attn.ScalesByPage {
+			continue
+		}
+		for s := range r.seqs {
+			q := &r.seqs[s]
+			for t := range q.Queries {
+				page, slot := slots(r.pages, q, t)
+				if slot > 0 {
+					continue
+				}
+				src, of, from := p.row(r, q.Row+t, 0)
+				for h := range r.pages.KVHeads {
+					row := src[of+h*from.Head+first-x.Dim:][:x.Dim]
+					*(*float32)(x.scales.At(x.ScaleOf(page, h, 0, r.pages.KVHeads, r.pages.PageTokens))) = pageScaleOf(row, x.DType)
+				}
+			}
+		}
 	}
 }
 
@@ -213,9 +249,6 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 	}
 	if x.data.DType != x.DType {
 		return attn.Errorf(op, attn.ErrDType, "the destination is %v, the plan is for %v", x.data.DType, x.DType)
-	}
-	if x.Scales == attn.ScalesByPage { // a new token may need a larger scale than its page has
-		return attn.Errorf(op, attn.ErrUnsupported, "planes with %v do not support appends", x.Scales)
 	}
 	if x.Scales != attn.NoScales {
 		if err := checkScales(op, &x.scales); err != nil {

@@ -53,7 +53,7 @@ func hardRow[F lean.Float](rng *rand.Rand, n int) []F {
 	return row
 }
 
-// TestAppendEight: the bits that are stored are those of the definition in float64, with scales of tokens and of groups.
+// TestAppendEight: the bits that are stored are those of the definition in float64, with scales of each kind.
 func TestAppendEight(t *testing.T) {
 	for range cputest.Cases(t, 20, 60) {
 		for d := range eights {
@@ -68,6 +68,9 @@ func testAppendEight[F cpu.Real](t *testing.T, d attn.DType) {
 	e, heads, tokens, page, dim := eights[d], 1+rng.IntN(3), 1+rng.IntN(40), 1+rng.IntN(9), 1+rng.IntN(300)
 	f := attn.Separate(d, dim, dim, attn.PageStrides{}, attn.PageStrides{}).Packed(heads, page)
 	f.Planes[0].Scales, f.Planes[1].Scales, f.Planes[1].Group = attn.ScalesByToken, attn.ScalesByGroup, 1+rng.IntN(dim)
+	if rng.IntN(2) == 0 {
+		f.Planes[0].Scales, f.Planes[1].Scales, f.Planes[1].Group = attn.ScalesByPage, attn.ScalesByHead, 0
+	}
 	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim, Pages: f, PageTokens: page, Scale: 1}
 	pages := attn.Ceil(tokens, page)
 	var keep problem[F]
@@ -78,6 +81,14 @@ func testAppendEight[F cpu.Real](t *testing.T, d attn.DType) {
 		if s.Scales {
 			*b = keep.buffer(2*s.Plane+1, s.DType, pages*s.PageBytes(heads, page)/s.DType.Size())
 		}
+	}
+	given := make([]float64, heads)
+	if f.Planes[1].Scales == attn.ScalesByHead {
+		to[1].Scales = keep.buffer(3, attn.Float32, heads)
+		for h := range given {
+			given[h] = math.Exp2(float64(rng.IntN(20) - 10))
+		}
+		cputest.Store(to[1].Scales.Ptr, attn.Float32, 0, given)
 	}
 	seqs := []attn.Sequence{{Queries: tokens, Keys: tokens}}
 	for _, p := range rng.Perm(pages) {
@@ -112,6 +123,16 @@ func testAppendEight[F cpu.Real](t *testing.T, d attn.DType) {
 				for len(row) > 0 {
 					part := row[:min(group, len(row))]
 					scale := e.Scale(part)
+					switch p.Scales {
+					case attn.ScalesByHead:
+						scale = given[h]
+					case attn.ScalesByPage:
+						var first []float64
+						for _, x := range rows[((token-slot)*heads+h)*dim:][:dim] {
+							first = append(first, float64(x))
+						}
+						scale = e.PageScale(first)
+					}
 					if got := cputest.Load(m.Scales.Ptr, attn.Float32, scaleAt); math.Float64bits(got) != math.Float64bits(scale) && (got == got || scale == scale) {
 						t.Fatalf("%v, %v: scale %v of %v, want %v", d, p.Scales, got, part, scale)
 					}

@@ -93,9 +93,13 @@ func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
 	}
 }
 
-// largest has, by type, the magnitude to which scales bring a row's largest element; 0: scales are 1, since the type
+// largestOf has, by type, the magnitude to which scales bring a row's largest element; 0: scales are 1, since the type
 // has float32's range.
-var largest = [attn.DTypes]float64{attn.Float16: 65504, attn.E4M3: half.MaxE4M3, attn.Int8: half.MaxInt8}
+var largestOf = [attn.DTypes]float64{attn.Float16: 65504, attn.E4M3: half.MaxE4M3, attn.Int8: half.MaxInt8}
+
+// room has, by type, how many times the largest element of a page's first token the page holds. Larger elements of later
+// tokens are stored as the largest number. 0: scales are 1.
+var room = [attn.DTypes]float64{attn.Float16: 256, attn.E4M3: 16, attn.Int8: 4}
 
 // leastScale is the smallest scale of a row: the smallest normal float32. Smaller scales would have fewer bits.
 const leastScale = 0x1p-126
@@ -111,10 +115,10 @@ func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
 		switch x.Scales {
 		case attn.NoScales:
 			vector.Store(&x.data, at, part)
-		case attn.ScalesByHead:
+		case attn.ScalesByHead, attn.ScalesByPage:
 			divideInto(&x.data, at, part, *(*float32)(x.scales.At(scaleAt)))
 		default:
-			scale := scaleOf(part, largest[x.DType])
+			scale := scaleOf(part, largestOf[x.DType])
 			*(*float32)(x.scales.At(scaleAt)) = scale
 			divideInto(&x.data, at, part, scale)
 		}
@@ -136,6 +140,25 @@ func scaleOf[F lean.Float](row []F, most float64) float32 {
 	for _, x := range row {
 		largest = max(largest, x, -x) // NaN if one is NaN
 	}
+	return scaleTo(largest, most)
+}
+
+// pageScaleOf returns the scale of a page whose first token has a row. It is scaleOf with room, of the elements that are
+// not NaN: NaN is then stored as an element, and other tokens keep their numbers. If these elements are zeros, it is 1.
+func pageScaleOf[F lean.Float](row []F, t attn.DType) float32 {
+	largest := F(0)
+	for _, x := range row {
+		if x == x {
+			largest = max(largest, x, -x)
+		}
+	}
+	if largest == 0 || room[t] == 0 {
+		return 1
+	}
+	return scaleTo(largest, largestOf[t]/room[t])
+}
+
+func scaleTo[F lean.Float](largest F, most float64) float32 {
 	if largest != largest {
 		return float32(math.NaN()) // one NaN of many
 	}

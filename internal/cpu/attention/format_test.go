@@ -122,12 +122,6 @@ func testAppendFormat(t *testing.T, c *reftest.Case, p *problem[float32], l layo
 		}
 	}
 	err := AppendLayer(cpu.Default(), &plan, p.seqs, &p.ops.Pages, keys, given)
-	if l.kind == scaledPages {
-		if !errors.Is(err, attn.ErrUnsupported) {
-			t.Fatalf("%v: %v", l, err)
-		}
-		return
-	}
 	if err != nil {
 		t.Fatalf("%v: %v", l, err)
 	}

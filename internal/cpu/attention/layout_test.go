@@ -213,7 +213,7 @@ func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 		if x.Scales != attn.NoScales {
 			scale = math.Ldexp(1, scaleAt*7%5)
 			if x.DType.Size() == 1 && x.Scales >= attn.ScalesByToken {
-				scale = float64(scaleOf(part, largest[x.DType]))
+				scale = float64(scaleOf(part, largestOf[x.DType]))
 			}
 			cputest.Store(m.Scales.Ptr, attn.Float32, scaleAt, []float64{scale})
 		}
