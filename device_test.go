@@ -543,7 +543,7 @@ func TestDecoderStepsTakeNoMemory(t *testing.T) {
 	first := used()
 	// Two layers behind each other are one launch; the engine that tests have here
 	// knows of no chains.
-	if n := strings.Count(lib.Log(), "kernel chain_f16_64"); n != 1 {
+	if n := strings.Count(lib.Log(), "kernel megakernel_f16_64"); n != 1 {
 		t.Errorf("%d chains in a recording", n)
 	}
 	lib.Forget()

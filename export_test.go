@@ -285,7 +285,7 @@ func FakeGPUs(t testing.TB, n int) (*device.GPU, *fakedriver.Library) {
 	lib := fakedriver.New(t)
 	lib.State().Devices = int32(max(n, 2))
 	lib.State().Total, lib.State().SMs, lib.State().Shared = 1<<36, 8, 232448
-	lib.State().Argument("chain_", 8) // its name looks like sizes of arguments
+	lib.State().Argument("megakernel_", 8) // its name looks like sizes of arguments
 	UseDriver(t, lib.Path)
 	UseFakeEngine(t)
 	t.Cleanup(func() {

@@ -96,7 +96,7 @@ func TestStepLaunches(t *testing.T) {
 	for _, c := range []struct {
 		texts int
 		want  []string // as names begin
-	}{{1, []string{"chain_llama_f16_64"}}, {2, []string{"chain_llama_f16_64"}}, {4, several}, {16, several}} {
+	}{{1, []string{"megakernel_llama_f16_64"}}, {2, []string{"megakernel_llama_f16_64"}}, {4, several}, {16, several}} {
 		for _, mixed := range []bool{false, true} {
 			t.Run(fmt.Sprint(c.texts, mixed), func(t *testing.T) {
 				lib, there := fakeGPU(t, 1)
@@ -129,9 +129,9 @@ func TestGPUsStepLaunches(t *testing.T) {
 	const config = `{"model_type":"opt","vocab_size":96,"hidden_size":256,"word_embed_proj_dim":256,"ffn_dim":512,"num_hidden_layers":3,
 		"num_attention_heads":4,"max_position_embeddings":64,"do_layer_norm_before":true,"activation_function":"relu"}`
 	for _, c := range []struct {
-		texts, chains, sums int
-		shard               la.Shard
-		gathers, merges     int
+		texts, megakernels, sums int
+		shard                    la.Shard
+		gathers, merges          int
 	}{
 		{1, 2, 0, la.ShardAuto, 0, 0}, {2, 2, 0, la.ShardHeads, 0, 0}, {5, 0, 2 * 2 * layers, la.ShardAuto, 0, 0},
 		{5, 0, 2 * 2 * layers, la.ShardContext, 2 * layers, 2 * layers}, {1, 2 * layers, 0, la.ShardContext, 2 * layers, 2 * layers},
@@ -156,14 +156,14 @@ func TestGPUsStepLaunches(t *testing.T) {
 					}
 					return n
 				}
-				chains, sums := count("chain_"), count("exchange_all_reduce")
+				megakernels, sums := count("megakernel_"), count("exchange_all_reduce")
 				switch {
-				case step == 1 && (chains != c.chains || sums != c.sums || count("exchange_all_gather") != c.gathers || count("exchange_merge_states") != c.merges ||
+				case step == 1 && (megakernels != c.megakernels || sums != c.sums || count("exchange_all_gather") != c.gathers || count("exchange_merge_states") != c.merges ||
 					count("exchange_all_arg_max") != 2 || strings.Count(log, "cuStreamWaitEvent") != 2):
 					t.Errorf("a recorded step is %q, with %d waits", kernels, strings.Count(log, "cuStreamWaitEvent"))
-				case step == 1 && chains > 0 && c.merges == 0 && len(kernels) > chains+6:
+				case step == 1 && megakernels > 0 && c.merges == 0 && len(kernels) > megakernels+6:
 					t.Errorf("a recorded step is %q", kernels)
-				case step > 1 && (chains+sums > 0 || strings.Count(log, "cuGraphLaunch") != 1):
+				case step > 1 && (megakernels+sums > 0 || strings.Count(log, "cuGraphLaunch") != 1):
 					t.Errorf("a step that is replayed: %q, %d graphs", kernels, strings.Count(log, "cuGraphLaunch"))
 				}
 			}

@@ -37,7 +37,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
     enum : int { ROWS = BLOCK_ROWS };
   };
   using Place = Walk<64, Variant>;
-  enum : int { FINISHERS = 8, GATHERED = 16 }; // of Reduce
+  enum : int { MERGE_WARPS = 8, IN_FLIGHT = 16 }; // of Reduce
   static_assert(T::ready && Math::Operand::bytes == 2, "what is in shared memory is multiplied as it is");
   static constexpr bool PRECISE = PRECISE_;
   static constexpr int KEYS = 64, KEY_DIM = D_, D = VALUES, WIDTH = D; // D: of an output
@@ -57,12 +57,12 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
   using S::BLOCK, S::BLOCKS, S::COLUMNS, S::D, S::KEYS, S::KEY_DIM, S::PASSES, S::PRECISE, S::QUERY, S::ROWS, S::VALUE_BLOCKS;
   static constexpr int WARPS = 8;              // that compute: two warp groups
   static constexpr int HALF = VALUE_BLOCKS / 2; // blocks of a group
-  static constexpr int PRODUCER = WARPS, COUNTER = WARPS + 1, THREADS = (WARPS + 4) * 32;
+  static constexpr int PRODUCER = WARPS, COUNTER = WARPS + 1;
   static constexpr int TILES = COLUMNS / 8;        // columns of a product, by eight
   static constexpr int EACH = PRECISE ? 1 : 2;     // rows that a lane has of eight columns
   static constexpr int WEIGHTS = KEYS * 128;       // bytes of a chunk's weights: rows of 64 columns
   using R = Reduce<S>;
-  static_assert(S::FINISHERS == WARPS, "all warps that compute merge");
+  static_assert(S::MERGE_WARPS == WARPS, "all warps that compute merge");
   // Named barriers: 1 of both groups; FREE: a chunk's weights are not needed any more; a group's own from GROUP on.
   enum : int { READY = 1, FREE = 2, GROUP = 3, BEGUN = 5 };
 
@@ -72,7 +72,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
     float* largest; // of each row, by the group that has had a chunk
     float* shrink;  // the same: what outputs are multiplied by
     float* factor;  // of each row: makes scores of products
-    float* lanes;   // of each warp, a number for each row
+    float* perWarp; // of each warp, a number for each row
     int* shrinks;   // of each group two: whether some output is multiplied
     float* outputs; // where the queries are
     typename R::Shared reduce;
@@ -80,7 +80,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
       ring = sharedAddress(memory), query = ring + slots * BLOCK, weights = query + QUERY;
       outputs = (float*)(memory + slots * BLOCK);
       char* rest = memory + slots * BLOCK + QUERY + WEIGHTS;
-      lanes = (float*)rest, largest = lanes + WARPS * ROWS, shrink = largest + 2 * ROWS, factor = shrink + 2 * ROWS;
+      perWarp = (float*)rest, largest = perWarp + WARPS * ROWS, shrink = largest + 2 * ROWS, factor = shrink + 2 * ROWS;
       shrinks = (int*)(factor + ROWS), reduce.last = shrinks + 4;
       begun = sharedAddress(reduce.last + 4), full = begun + 16, empty = full + slots * 8;
     }
@@ -332,12 +332,12 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
       }
     }
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) sh.lanes[warp * ROWS + rowOf((mine + k) / EACH, (mine + k) % EACH, lane)] = top[k];
+    for (int k = 0; k < KEPT; k++) sh.perWarp[warp * ROWS + rowOf((mine + k) / EACH, (mine + k) % EACH, lane)] = top[k];
     syncGroup(group);
     // The largest scores are those of all warps, and of the other group, which had the chunk before.
     if (warp * 32 < ROWS) {
       const int r = threadIdx.x % 128 % ROWS;
-      const float before = sh.largest[(group ^ 1) * ROWS + r], now = fmaxf(fmaxf(fmaxf(sh.lanes[r], sh.lanes[ROWS + r]), fmaxf(sh.lanes[2 * ROWS + r], sh.lanes[3 * ROWS + r])), before);
+      const float before = sh.largest[(group ^ 1) * ROWS + r], now = fmaxf(fmaxf(fmaxf(sh.perWarp[r], sh.perWarp[ROWS + r]), fmaxf(sh.perWarp[2 * ROWS + r], sh.perWarp[3 * ROWS + r])), before);
       sh.largest[group * ROWS + r] = now, sh.shrink[group * ROWS + r] = Merge(now).weight(before);
       const int shrinks = __any_sync(~0u, now != before);
       if (lane == 0) sh.shrinks[group * 2 + warp] = shrinks;
@@ -454,14 +454,14 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
         float l = st.l[j][e];
 #pragma unroll
         for (int i = 4; i < 32; i *= 2) l += __shfl_xor_sync(~0u, l, i);
-        if (g == 0) sh.lanes[warp * ROWS + rowOf(j, e, lane)] = l;
+        if (g == 0) sh.perWarp[warp * ROWS + rowOf(j, e, lane)] = l;
       }
     workers.sync();
     float* const sums = sh.shrink; // of each row, of all warps
     if (threadIdx.x < ROWS) {
       float l = 0.f;
 #pragma unroll
-      for (int i = 0; i < WARPS; i++) l += sh.lanes[i * ROWS + threadIdx.x];
+      for (int i = 0; i < WARPS; i++) l += sh.perWarp[i * ROWS + threadIdx.x];
       sums[threadIdx.x] = l;
     }
     const int rows = max(min(tile.rows - first, ROWS), 0), part = threadIdx.x / 32 % 2; // a warp has 128 columns of each fourth row

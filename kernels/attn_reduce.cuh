@@ -3,8 +3,8 @@
 #pragma once
 #include "attn_work.cuh"
 
-// MANY: of kernels for output tiles of more than eight rows. A Shape has FINISHERS, the warps that
-// merge output tiles together, and GATHERED, the partials that a lane has on their way then.
+// MANY: of kernels for output tiles of more than eight rows. A Shape has MERGE_WARPS, the warps that
+// merge output tiles together, and IN_FLIGHT, the partials that a lane has on their way then.
 template <class S, bool MANY = false> struct Reduce {
   using Place = typename S::Place;
   enum : int { ROWS = Place::ROWS };
@@ -479,7 +479,7 @@ template <class S, bool MANY = false> struct Reduce {
   // A producer warp looks whether all have begun, when it has nothing to do any more, so that
   // epilogue warps have the answer when they need it. One of them tells it of what, and all
   // of them wait for it.
-  static constexpr ThreadGroup LOOKING{0, 2, 6}, LOOKED{0, S::FINISHERS + 1, 7};
+  static constexpr ThreadGroup LOOKING{0, 2, 6}, LOOKED{0, S::MERGE_WARPS + 1, 7};
   __device__ static __forceinline__ void look(const MeetParams& m, const Shares& shares, const Shared& sh, int lane) {
     constexpr int MOST = 64;
     LOOKING.sync();
@@ -526,9 +526,9 @@ template <class S, bool MANY = false> struct Reduce {
 
   // Merges every so many of the pieces of an output tile. A piece is some columns of a row,
   // two for each of the lanes side by side, so many that the other lanes, which share out
-  // the partials, have GATHERED of them each: all are on their way together.
+  // the partials, have IN_FLIGHT of them each: all are on their way together.
   static __device__ __forceinline__ void mergeColumns(const Params& p, const u64* tagged, const Tile& tile, u32 run, int host, int sharers, int from, int step) {
-    constexpr int EACH = S::GATHERED, PAIRS = D / 2;
+    constexpr int EACH = S::IN_FLIGHT, PAIRS = D / 2;
     const int log = max(5 - (32 - __clz((sharers - 1) / EACH)), 0), side = 1 << log, apart = 32 >> log;
     const int lane = threadIdx.x % 32, first = lane >> log, perRow = (PAIRS + side - 1) >> log, pieces = tile.rows * perRow;
     const float perPiece = __fdividef(1.f, (float)perRow);

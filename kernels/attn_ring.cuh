@@ -4,7 +4,7 @@
 #include "copy.cuh"
 
 // The layout that follows from a Format of keys and values and a head dim.
-// LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED:
+// LINKED: attention is a layer of the megakernel, see megakernel_attention.cuh. PAGED:
 // keys and values lie in pages of a power of two of tokens, so that a page is some chunks, or
 // a chunk some pages; or, with a Variant that has scores, may lie in such pages.
 template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false, class V_ = Plain> struct Shape {
@@ -17,7 +17,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false, class V_ 
   // Keys of a chunk: where shared memory is large, as many products' worth of
   // them as make a slot of 16 KB, so that there is much to do between two waits.
 #if __CUDA_ARCH__ >= 900
-  static constexpr int MORE = LINKED ? 1 : 2; // in the single-launch decoder the way to the end of a part is what counts
+  static constexpr int MORE = LINKED ? 1 : 2; // in the megakernel the way to the end of a part is what counts
 #else
   static constexpr int MORE = 1;
 #endif
@@ -31,7 +31,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false, class V_ 
   static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
   static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
   static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
-  enum : int { FINISHERS = EPILOGUE_WARPS, GATHERED = 4 }; // of Reduce
+  enum : int { MERGE_WARPS = EPILOGUE_WARPS, IN_FLIGHT = 4 }; // of Reduce
   using Place = Walk<KEYS, V>;
 };
 
@@ -115,7 +115,7 @@ template <class S> struct Ring : S {
     const int LONG_PACE = paging ? 2 * PACE : PACE + PACE / 2, MANY = paging ? 160 / BLOCKS : 160;
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
-    // In the single-launch decoder by a division: any change deals its registers out anew, and with a shift it
+    // In the megakernel by a division: any change deals its registers out anew, and with a shift it
     // has not been measured.
     const int boxes = S::LINKED ? KEYS / p.box : KEYS >> (31 - __clz(p.box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots, pace = min(at.left + wholeTiles > MANY ? LONG_PACE : PACE, slots);
     const int* table = p.pages;

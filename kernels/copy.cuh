@@ -70,7 +70,7 @@ __device__ __forceinline__ void barrierInit(u32 bar, u32 arrivals) {
 }
 // What a thread did to shared memory comes before what the copy engine and warp groups do
 // to it later. That goes for loads, too: one that was issued has not looked yet, and without
-// this the copy engine can overtake it (docs/lab/chains.md).
+// this the copy engine can overtake it (docs/lab/megakernel.md).
 __device__ __forceinline__ void fenceAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // What a thread does that has made barriers, before others learn of it.
 __device__ __forceinline__ void opened() {

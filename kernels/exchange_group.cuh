@@ -1,5 +1,5 @@
 // How the GPUs of a group know of each other in kernels that run on all of them at the same time, and how long one waits for
-// another (exchange.cuh, decode_step.cuh).
+// another (exchange.cuh, megakernel.cuh).
 #pragma once
 #include "copy.cuh"
 

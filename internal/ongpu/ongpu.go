@@ -188,7 +188,7 @@ type Work struct {
 	Out, Scratch gpu.Memory
 }
 
-// Linear queues linear layers. In a recording they become a part of the single-launch decoder, if possible.
+// Linear queues linear layers. In a recording they become a part of the megakernel, if possible.
 func (w *Work) Linear(o *layers.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
@@ -203,7 +203,7 @@ func (w *Work) chained(o *layers.Linear) (bool, error) {
 	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Linear(o) {
 		return true, nil
 	}
-	// A layer that can't follow the deferred single-launch decoder may begin another one, which may do the deferred
+	// A layer that can't follow the deferred megakernel may begin another one, which may do the deferred
 	// work before it, or make new keys and values.
 	if g, ok := w.Deferred().(*layers.Gathers); ok {
 		if c := w.NewMegakernel(); c != nil && c.Gather(g) && c.Linear(o) {
@@ -258,8 +258,8 @@ func (w *Work) Move(o *layers.Move) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Move(s, o) })
 }
 
-// Sample queues the choice of a token for each row of logits. In a recording the choice ends the single-launch
-// decoder that makes the logits, if possible.
+// Sample queues the choice of a token for each row of logits. In a recording the choice ends the megakernel
+// that makes the logits, if possible.
 func (w *Work) Sample(o *layers.Samples) error {
 	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Choose(o) {
 		return nil

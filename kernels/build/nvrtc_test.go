@@ -175,8 +175,8 @@ func TestStores(t *testing.T) {
 		"weights of few rows":           {"80", "#include \"gemm_gemv.cuh\"\n" + float8 + weights, "elements of this Store are not unpacked to operands of this Math yet"},
 		"weights of a batch":            {"90", "#include \"gemm_skinny.cuh\"\n" + float8 + fmt.Sprintf(batches, "Float8AsF16, Float16, 8, 8"), "warp groups multiply what is in shared memory as it is"},
 		"weights of many rows":          {"90", "#include \"gemm_tiled.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ GemmParams p) { TiledGemm<Float8AsF16, 32>::run(p); }\n", "a step's columns are one column block of operands"},
-		"weights of a decoder's step":   {"90", "#include \"decode_step.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { DecodeStep<Float8AsF16, AsF16, 64, 1>::run(p); }\n", "a box is so many columns"},
-		"keys of a decoder's step":      {"90", "#include \"decode_step.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { DecodeStep<AsF16, Float8AsF16, 64, 1>::run(p); }\n", "a lane appends four elements as two words"},
+		"weights of a decoder's step":   {"90", "#include \"megakernel.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { Megakernel<Float8AsF16, AsF16, 64, 1>::run(p); }\n", "a box is so many columns"},
+		"keys of a decoder's step":      {"90", "#include \"megakernel.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ DecodeLaunch p) { Megakernel<AsF16, Float8AsF16, 64, 1>::run(p); }\n", "a lane appends four elements as two words"},
 		"a product of warp groups":      {"90", "#include \"wgmma.cuh\"\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL\nextern \"C\" __global__ void k() { float d[8][4] = {}; Wgmma<64>::shared<MmaTF32>(d, 0, 0, 0); }\n#endif\n", "there is no such product"},
 		"a batch's keys of other types": {"90", "#include \"gemm_skinny.cuh\"\n" + float8 + fmt.Sprintf(batches, "AsF16, Float8, 8, 8"), ""},
 	} {

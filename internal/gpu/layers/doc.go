@@ -6,7 +6,7 @@
 //   - nodes that touch each element once ([RMSNorm], [Rotary], [Elements], [Move])
 //   - the choice of tokens ([Sampler])
 //
-// An [Engine] queues each layer as a launch. A [Megakernel], the single-launch decoder, does the layers of a whole
+// An [Engine] queues each layer as a launch. A [Megakernel] does the layers of a whole
 // step in one launch, attention included. A [Projection] adds the storing of new keys and values to the launch that
 // makes them. Package attention exports the parts of a plan that both need.
 //

@@ -20,7 +20,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
 	s.Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
 	s.Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
-	s.Argument("chain_", int(unsafe.Sizeof(decodeLaunch{})))
+	s.Argument("megakernel_", int(unsafe.Sizeof(decodeLaunch{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
 	s.Argument("lean_", 8) // and more, which nobody looks at
 	m := machineOf(t, d)

@@ -9,7 +9,7 @@ import (
 // What is said here of launches and shared memory is still what the kernels do.
 func TestLaunchesAreTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"decode_attention.cuh": {
+		"megakernel_attention.cuh": {
 			"((2 * block + part) * CONSUMER_WARPS + warp) * p.rows * (D + 2)",
 			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * CONSUMER_WARPS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",
 		},
@@ -21,7 +21,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int EXCHANGE_INBOX = EXCHANGE_FLAGS + 2 * EXCHANGE_MEMBERS * EXCHANGE_BLOCKS * 4;",
 		},
 		"exchange.cuh": {"constexpr int EXCHANGE_LISTS = 3;"},
-		"decode_layers.cuh": {
+		"megakernel_layers.cuh": {
 			"constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;",
 			"constexpr int DECODE_TILE = 16;",
 			"constexpr int DECODE_BOX = 4096;",
@@ -33,7 +33,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int DECODE_BODY = 368;",
 			"DECODE_LINEAR = 0, DECODE_ATTENTION = 1",
 		},
-		"decode_step.cuh": {
+		"megakernel.cuh": {
 			"rings = memory + FIXED; area = rings + DECODE_WARPS * p.stages * DECODE_BOX; feeds = (DecodeFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + DECODE_WARPS * p.stages;",
 			"constexpr int COLUMNS = ROWS + (NORM && !LLAMA ? 2 : 0);", "constexpr int GROUP = SPLIT == 1 || (NORM && !LLAMA) ? DECODE_GROUP / COLUMNS : NORM ? 2 : 1;",
 			"turned = (float2*)(slots + 2 * p.slots);",
@@ -134,17 +134,17 @@ func TestStructs(t *testing.T) {
 		file, name string
 		here       any
 	}{
-		{"kernels/decode_attention.cuh", "Links", links{}},
-		{"kernels/decode_layers.cuh", "DecodeLinear", decodeLinear{}},
-		{"kernels/decode_layers.cuh", "DecodeAttention", decodeAttention{}},
-		{"kernels/decode_layers.cuh", "DecodeLayer", decodeLayer{}},
-		{"kernels/decode_layers.cuh", "DecodeFeed", decodeFeed{}},
-		{"kernels/decode_layers.cuh", "DecodeAffine", decodeAffine{}},
-		{"kernels/decode_layers.cuh", "DecodeParams", decodeParams{}},
-		{"kernels/decode_layers.cuh", "DecodeEnds", decodeEnds{}},
-		{"kernels/decode_layers.cuh", "DecodeTurns", decodeTurns{}},
-		{"kernels/decode_layers.cuh", "DecodeLaunch", decodeLaunch{}},
-		{"kernels/decode_layers.cuh", "DecodeExchange", decodeExchange{}},
+		{"kernels/megakernel_attention.cuh", "Links", links{}},
+		{"kernels/megakernel_layers.cuh", "DecodeLinear", decodeLinear{}},
+		{"kernels/megakernel_layers.cuh", "DecodeAttention", decodeAttention{}},
+		{"kernels/megakernel_layers.cuh", "DecodeLayer", decodeLayer{}},
+		{"kernels/megakernel_layers.cuh", "DecodeFeed", decodeFeed{}},
+		{"kernels/megakernel_layers.cuh", "DecodeAffine", decodeAffine{}},
+		{"kernels/megakernel_layers.cuh", "DecodeParams", decodeParams{}},
+		{"kernels/megakernel_layers.cuh", "DecodeEnds", decodeEnds{}},
+		{"kernels/megakernel_layers.cuh", "DecodeTurns", decodeTurns{}},
+		{"kernels/megakernel_layers.cuh", "DecodeLaunch", decodeLaunch{}},
+		{"kernels/megakernel_layers.cuh", "DecodeExchange", decodeExchange{}},
 		{"kernels/exchange_group.cuh", "ExchangeGroup", exchangeGroup{}},
 		{"kernels/exchange.cuh", "AllReduceParams", allReduceParams{}},
 		{"kernels/exchange.cuh", "GatherList", gatherList{}},

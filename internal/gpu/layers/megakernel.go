@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Megakernel is the single-launch decoder: consecutive layers of a decode step in one launch. The layers are linear
+// Megakernel is consecutive layers of a decode step in one launch. The layers are linear
 // layers of few rows, and attention that appends. The launch may begin with rows of tables, and end with the most
 // likely token of each row of logits.
 //
@@ -399,13 +399,13 @@ type Sum struct {
 	x *Exchange
 	o AllReduce
 
-	chains [exchangeMembers]*Megakernel
-	at     [exchangeMembers]int64 // each member's offset of the others' words
+	members [exchangeMembers]*Megakernel
+	at      [exchangeMembers]int64 // each member's offset of the others' words
 }
 
 // summing is megakernels of several GPUs that sum: all of them are launched, or none.
 type summing struct {
-	chains  [exchangeMembers]*Megakernel
+	members [exchangeMembers]*Megakernel
 	decided bool
 	alone   bool
 }
@@ -426,13 +426,13 @@ func (s *Sum) Fits(c *Megakernel, member int) bool {
 	if l := last.linear; l == nil || last.sum != nil || len(last.weights) != 1 || l.norm != 0 || l.activation != 0 || last.weights[0].Y.Address() != s.o.X[member].Address() || c.rows*last.weights[0].Out != n {
 		return false
 	}
-	if g := c.group; g != nil && g.chains[member] != c {
+	if g := c.group; g != nil && g.members[member] != c {
 		return false
 	}
-	s.chains[member] = c
+	s.members[member] = c
 	// All sum with the same megakernels, or none has summed yet; and the same thread blocks of all have the same
 	// tiles.
-	for _, other := range s.chains {
+	for _, other := range s.members {
 		if other != nil && (other.group != c.group || other.blocks() != c.blocks() || len(other.layers) != len(c.layers)) {
 			return false
 		}
@@ -442,11 +442,11 @@ func (s *Sum) Fits(c *Megakernel, member int) bool {
 
 // Take makes the megakernel of a member sum, after Fits of all members.
 func (s *Sum) Take(member int) {
-	c, n := s.chains[member], s.elements()
+	c, n := s.members[member], s.elements()
 	if c.group == nil {
 		g := &summing{}
 		for m := range s.x.engines {
-			s.chains[m].group, g.chains[m] = g, s.chains[m]
+			s.members[m].group, g.members[m] = g, s.members[m]
 		}
 	}
 	last := &c.layers[len(c.layers)-1]

@@ -49,7 +49,7 @@ func BenchmarkGPUMegakernel(b *testing.B) {
 				if rows <= d.megakernelRows(weight.Dense(sh.kv)) {
 					c, megakernel := st.captured(b)
 					defer c.Close()
-					ways = append(ways, way{name: "chain", g: megakernel})
+					ways = append(ways, way{name: "megakernel", g: megakernel})
 				} else {
 					if rows <= mostSkinny {
 						add("projected", func() error { return st.projected(b) })

@@ -64,9 +64,9 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	}
 	sh.tables, sh.choose, sh.llama = i%3, sh.vocabulary > 0 && rng.IntN(2) == 0, rng.IntN(2) == 0
 	s, log := fakeStack(t, blocks, sh)
-	split, kernel, turns := 1, fmt.Sprintf("chain_%s_%d", gpu.Name(sh.kv), sh.dim), decodeTurns{}
+	split, kernel, turns := 1, fmt.Sprintf("megakernel_%s_%d", gpu.Name(sh.kv), sh.dim), decodeTurns{}
 	if sh.llama {
-		kernel = fmt.Sprintf("chain_llama_%s_%d", gpu.Name(sh.kv), sh.dim)
+		kernel = fmt.Sprintf("megakernel_llama_%s_%d", gpu.Name(sh.kv), sh.dim)
 	}
 	if blocks%2 == 0 && sh.dim == pairsDim {
 		split, kernel = 2, kernel+"_pairs"

@@ -15,9 +15,9 @@ import (
 )
 
 // The modules with the kernels of a [Megakernel], for each shape of blocks, and the prefixes of their names.
-var megakernelUnits = [...]struct{ unit, prefix string }{optShape: {"chain", "chain_"}, llamaShape: {"chain_llama", "chain_llama_"}}
+var megakernelUnits = [...]struct{ unit, prefix string }{optShape: {"megakernel", "megakernel_"}, llamaShape: {"megakernel_llama", "megakernel_llama_"}}
 
-// Constants of the kernels (kernels/decode_layers.cuh).
+// Constants of the kernels (kernels/megakernel_layers.cuh).
 const (
 	decodeRows    = 4 // most rows of x
 	decodeTile    = 16
@@ -334,7 +334,7 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 		// All or none: launched megakernels wait for each other.
 		if !g.decided {
 			g.decided = true
-			for _, other := range g.chains {
+			for _, other := range g.members {
 				g.alone = g.alone || other != nil && other.isAlone()
 			}
 		}
@@ -593,7 +593,7 @@ func (c *Megakernel) link() error {
 		}
 		x := (*decodeLinear)(unsafe.Pointer(&c.written[i].body))
 		for m := range s.x.engines {
-			other := s.chains[m]
+			other := s.members[m]
 			if other.tagged == nil || other.blocks() != c.blocks() || len(other.layers) != len(c.layers) {
 				return gpu.Errorf("queue", attn.ErrUnsupported, "a decode step in one launch that is another one on GPU %d", other.d.info.Ordinal)
 			}

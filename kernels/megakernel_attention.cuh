@@ -1,4 +1,4 @@
-// Attention as a layer of the single-launch decoder (decode_step.cuh): the append of a step's
+// Attention as a layer of the megakernel (megakernel.cuh): the append of a step's
 // new keys and values, and LeanAttention to them and those before, as attn_lean.cuh has it,
 // with these changes.
 // Queries and new tokens are made by layers of the same launch, and waited for as tagged
@@ -15,7 +15,7 @@
 #include "attn_ring.cuh"
 #include "attn_tile.cuh"
 
-// What attention has besides as a layer of the single-launch decoder: q and the new
+// What attention has besides as a layer of the megakernel: q and the new
 // tokens' k and v are made by layers of the same launch, and the output is read there.
 struct Links {
   const u64 *query, *newKeys, *newValues; // tagged: as query lies, and rows x KV heads x dim

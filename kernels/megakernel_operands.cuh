@@ -1,8 +1,8 @@
-// What the warps of the single-launch decoder (decode_step.cuh) multiply weights by: their columns of x, and of
-// gamma and beta, as operands of the tensor core in shared memory.
+// The operands that the warps of the megakernel (megakernel.cuh) multiply weights by: columns of x, and of
+// gamma and beta, for the tensor core, in shared memory.
 #pragma once
 #include "copy.cuh"
-#include "decode_layers.cuh"
+#include "megakernel_layers.cuh"
 #include "tagged.cuh"
 
 template <class Math> struct DecodeOperands {

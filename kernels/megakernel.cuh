@@ -1,14 +1,13 @@
-// The single-launch decoder (a megakernel): what a decode step does from its embeddings to
-// its logits, and to the tokens that these say, without a launch, and without a
-// barrier of all thread blocks, between two layers.
+// The megakernel runs all layers of a decode step in one launch, from the embeddings to
+// the logits and the chosen tokens. No barrier of all thread blocks lies between two layers.
 //
-// There is a thread block on every multiprocessor, and all go through the same
-// list of layers. Layers hand each other tagged floats (tagged.cuh): whoever needs
-// an element waits until it has the number of this run. A layer's output goes to
-// plain memory too, for whoever comes after the launch.
+// Each multiprocessor has one thread block, and all blocks go through the same
+// list of layers. Layers pass LL protocol words (tagged.cuh): a reader polls
+// an element until the element has the number of this run. A layer also stores its
+// output in plain memory, for launches that follow.
 //
 //	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x; f as in gemm_activation.cuh
-//	attention:  append and LeanAttention, see decode_attention.cuh
+//	attention:  append and LeanAttention, see megakernel_attention.cuh
 //
 // y may be the sum of what several GPUs make of it, each with such a launch at the same time: see DecodeExchange.
 //
@@ -28,8 +27,8 @@
 // where the tensor core has columns left. A norm by the root mean square needs neither, since it only scales the
 // rows of gamma x.
 #pragma once
-#include "decode_layers.cuh"
-#include "decode_operands.cuh"
+#include "megakernel_layers.cuh"
+#include "megakernel_operands.cuh"
 #include "sample_argmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -43,7 +42,7 @@
 //
 // Weights and Keys are Formats, Keys that of keys and values. LLAMA: norms are by the root mean square, layers with
 // one may be a gated unit, and attention may have a rotary embedding.
-template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struct DecodeStep {
+template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struct Megakernel {
   using Math = typename Weights::Math;
   using L = DecodeAttend<Keys, D, LLAMA>;
   using Columns = DecodeOperands<Math>;

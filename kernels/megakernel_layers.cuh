@@ -1,7 +1,7 @@
-// What the single-launch decoder (decode_step.cuh) is told, as the host writes it: of the
-// launch, and the descriptor of each layer, which lies in memory.
+// Arguments of the megakernel (megakernel.cuh), which the host writes: those of the
+// launch, and the descriptor of each layer, in memory.
 #pragma once
-#include "decode_attention.cuh"
+#include "megakernel_attention.cuh"
 #include "exchange_group.cuh"
 #include "decode_rows.cuh"
 #include "rotary.cuh"
@@ -11,7 +11,7 @@ constexpr int DECODE_TILE = 16;           // rows of W
 constexpr int DECODE_BOX = 4096;          // bytes: 256 of each row of a tile
 constexpr int DECODE_COLUMNS = 128;       // elements of a row in it
 constexpr int DECODE_GROUP = 8;           // tiles x rows (gamma and beta are some too) whose sums meet at once
-constexpr int DECODE_FIXED = 14336;       // bytes of what each block has, see DecodeStep::Fixed
+constexpr int DECODE_FIXED = 14336;       // bytes of what each block has, see Megakernel::Fixed
 constexpr int DECODE_FIXED_PAIRS = 21504; // the same of a block of a pair
 constexpr int DECODE_STRIDE = 144;        // floats of a box's columns of a row: operands, and a factor of their products
 
@@ -86,7 +86,7 @@ struct DecodeLinear {
   int tiles[LINEAR_PARTS]; // up to the end of each part
   int shift;               // the thread block that has tile 0; the next one has tile 1, and so on, round and round
   int each, rest;          // tiles that all blocks have, and how many blocks have one more
-  int woven;               // see DecodeStep::tileAt
+  int woven;               // see Megakernel::tileAt
   int in, most;            // a multiple of DECODE_COLUMNS; boxes of a tile that a warp has, the first ones
   int place;               // of x in the area, in bytes
   int ready;               // the layer before has asked for gamma and beta
