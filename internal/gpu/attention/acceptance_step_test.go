@@ -39,8 +39,15 @@ func (r trial) String() string {
 	if r.Causal {
 		causal = "_causal"
 	}
-	return fmt.Sprintf("%v_h%d/%d_d%d_%s_p%d_%v%d%s", r.kv, r.Heads, r.KVHeads, r.Dim, lengths, r.page, r.policy.Kind, r.policy.Splits, causal)
+	dims := fmt.Sprint(r.Dim)
+	if r.latent() {
+		dims = fmt.Sprintf("%d/%d", r.Dim, r.ValueDim)
+	}
+	return fmt.Sprintf("%v_h%d/%d_d%s_%s_p%d_%v%d%s", r.kv, r.Heads, r.KVHeads, dims, lengths, r.page, r.policy.Kind, r.policy.Splits, causal)
 }
+
+// latent reports whether the values are the first elements of their keys.
+func (r *trial) latent() bool { return r.ValueDim != r.Dim }
 
 // window is the length of the numbers that all rows come from. A row of keys, of values or of queries is a stretch of
 // them. The row's number gives the beginning of its stretch.
@@ -126,12 +133,16 @@ func (r *setup) pages(rng *rand.Rand) {
 		r.seqs = append(r.seqs, s)
 	}
 	r.rows++
-	d := r.Dim
-	g := attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, Pages: attn.Separate(r.kv, d, d, attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}, attn.PageStrides{}), PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
-		Policy: r.policy, Workers: r.workers, Query: attn.Strides{Row: r.Heads * d, Head: d}, LSE: attn.Strides{Row: r.Heads, Head: 1},
+	d, dv := r.Dim, r.ValueDim
+	at := attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}
+	pages := attn.Separate(r.kv, d, dv, at, at)
+	if r.latent() {
+		pages = latentPages(r.kv, d, dv)
+		pages.Planes[0].At = at
 	}
-	g.Out, g.Pages.Planes[1].At = g.Query, g.Pages.Planes[0].At
-	r.geometry = g
+	r.geometry = attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: dv, Pages: pages, PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
+		Policy: r.policy, Workers: r.workers, Query: attn.Strides{Row: r.Heads * d, Head: d}, Out: attn.Strides{Row: r.Heads * dv, Head: dv}, LSE: attn.Strides{Row: r.Heads, Head: 1},
+	}
 }
 
 // setUp makes a trial, with NaN in memory that must not be read.
@@ -147,10 +158,10 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	length := len(s.owner) * s.geometry.Pages.Planes[0].At.Page
 	state, err := m.Dev.Memory()
 	noError(t, err)
-	if need := 2 * int64(length*s.kv.Size()); state.Free < need+need/8 {
+	if need := int64(len(s.planes()) * length * s.kv.Size()); state.Free < need+need/8 {
 		t.Skipf("%d bytes for keys and values, %d of memory free", need, state.Free)
 	}
-	for _, x := range []*gpu.Memory{&s.k, &s.v} {
+	for _, x := range s.planes() {
 		b, err := m.Dev.NewBuffer(int64(length * s.kv.Size()))
 		noError(t, err)
 		*x = gpu.Memory{Buffer: b, DType: s.kv, Len: length}
@@ -168,7 +179,7 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 				copy(q[at*s.Dim*size:(at+1)*s.Dim*size], s.qNumbers[h%2].stored[from:])
 			}
 			for h := range s.KVHeads {
-				for kind := 0; s.append && kind < 2; kind++ {
+				for kind := 0; s.append && kind < len(s.planes()); kind++ {
 					at := (row*width + h*s.Dim) * size
 					from := s.stretch(s.keyRow(&seq, seq.Keys-seq.Queries+i, h), kind) * size
 					copy(fresh[kind][at:at+s.Dim*size], s.kvNumbers.stored[from:])
@@ -178,11 +189,30 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	}
 	s.q = m.Put(t, q, s.kv)
 	if s.append {
-		s.newK, s.newV = m.Put(t, fresh[0], s.kv), m.Put(t, fresh[1], s.kv)
+		s.newK = m.Put(t, fresh[0], s.kv)
+		if !s.latent() {
+			s.newV = m.Put(t, fresh[1], s.kv)
+		}
 	}
-	s.o, s.lse = gpu.Memory{DType: s.kv, Len: s.rows * s.Heads * s.Dim}, gpu.Memory{DType: attn.Float32, Len: s.rows * s.Heads}
+	s.o, s.lse = gpu.Memory{DType: s.kv, Len: s.rows * s.Heads * s.ValueDim}, gpu.Memory{DType: attn.Float32, Len: s.rows * s.Heads}
 	s.poisonResults(t)
 	return s
+}
+
+// planes returns the memory of the planes of pages.
+func (r *setup) planes() []*gpu.Memory {
+	if r.latent() {
+		return []*gpu.Memory{&r.k}
+	}
+	return []*gpu.Memory{&r.k, &r.v}
+}
+
+// inPlanes returns the same memory as operands have it.
+func (r *setup) inPlanes() attn.Memory[gpu.Memory] {
+	if r.latent() {
+		return attn.InPlanes(r.k)
+	}
+	return attn.InPlanes(r.k, r.v)
 }
 
 func (r *setup) poisonResults(t testing.TB) {
@@ -240,7 +270,7 @@ func (r *setup) pieces(kind int, dead byte, appended bool, f func(offset int64, 
 
 func (r *setup) fill(t testing.TB, dead byte) {
 	t.Helper()
-	for kind, x := range []*gpu.Memory{&r.k, &r.v} {
+	for kind, x := range r.planes() {
 		r.pieces(kind, dead, false, func(offset int64, image []byte) {
 			noError(t, x.Buffer.Upload(x.Offset+offset, image))
 		})
@@ -250,7 +280,7 @@ func (r *setup) fill(t testing.TB, dead byte) {
 // checkCache checks that an append copied the new rows, and wrote nothing else.
 func (r *setup) checkCache(t testing.TB) {
 	t.Helper()
-	for kind, x := range []*gpu.Memory{&r.k, &r.v} {
+	for kind, x := range r.planes() {
 		r.pieces(kind, 0xff, true, func(offset int64, image []byte) {
 			got := make([]byte, len(image))
 			noError(t, x.Buffer.Download(got, x.Offset+offset))
@@ -269,9 +299,9 @@ func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	r.plan.spoil(t)
 	noError(t, r.plan.Upload(r.m.Stream))
 	if r.append {
-		noError(t, r.plan.Append(r.m.Stream, attn.InPlanes(r.k, r.v), r.newK, r.newV))
+		noError(t, r.plan.Append(r.m.Stream, r.inPlanes(), r.newK, r.newV))
 	}
-	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, Pages: attn.InPlanes(r.k, r.v)}))
+	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, Pages: r.inPlanes()}))
 	r.m.Settle(t)
 	return enginetest.Read(t, &r.o), enginetest.Read(t, &r.lse)
 }
@@ -305,16 +335,17 @@ func (r *setup) samples(rng *rand.Rand) (all []sampled) {
 
 // reference computes sampled rows, as a case with a sequence of one row and head for each.
 func (r *setup) reference(samples []sampled) *reftest.Result {
-	c := &reftest.Case{Shape: reftest.Shape{Heads: 1, KVHeads: 1, Dim: r.Dim, ValueDim: r.Dim, Scale: r.geometry.Scale}}
+	c := &reftest.Case{Shape: reftest.Shape{Heads: 1, KVHeads: 1, Dim: r.Dim, ValueDim: r.ValueDim, Scale: r.geometry.Scale}}
 	for _, x := range samples {
 		c.Queries, c.Keys = append(c.Queries, 1), append(c.Keys, r.Visible(x.seq, x.pos))
 	}
 	keys := c.KeyRows()
-	c.Q, c.K, c.V = make([]float64, len(samples)*r.Dim), make([]float64, keys*r.Dim), make([]float64, keys*r.Dim)
-	take := func(to []float64, i int, n *numbers, row, kind int) {
+	c.Q, c.K, c.V = make([]float64, len(samples)*r.Dim), make([]float64, keys*r.Dim), make([]float64, keys*r.ValueDim)
+	take := func(to []float64, i, dim int, n *numbers, row, kind int) {
 		at := r.stretch(row, kind)
-		copy(to[i*r.Dim:(i+1)*r.Dim], n.real[at:])
+		copy(to[i*dim:(i+1)*dim], n.real[at:])
 	}
+	values := len(r.planes()) - 1
 	var wg sync.WaitGroup
 	at := 0
 	for i, x := range samples {
@@ -322,11 +353,11 @@ func (r *setup) reference(samples []sampled) *reftest.Result {
 		at += c.Keys[i]
 		wg.Go(func() {
 			s := &r.seqs[x.seq]
-			take(c.Q, i, &r.qNumbers[x.head%2], (s.Row+x.pos)*r.Heads+x.head, 2)
+			take(c.Q, i, r.Dim, &r.qNumbers[x.head%2], (s.Row+x.pos)*r.Heads+x.head, 2)
 			for j := range c.Keys[i] {
 				row := r.keyRow(s, j, x.head/(r.Heads/r.KVHeads))
-				take(c.K, first+j, &r.kvNumbers, row, 0)
-				take(c.V, first+j, &r.kvNumbers, row, 1)
+				take(c.K, first+j, r.Dim, &r.kvNumbers, row, 0)
+				take(c.V, first+j, r.ValueDim, &r.kvNumbers, row, values)
 			}
 		})
 	}
@@ -352,7 +383,7 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 	samples := r.samples(rng)
 	ref := r.reference(samples)
 	at := func(i int) int { return (r.seqs[samples[i].seq].Row+samples[i].pos)*r.Heads + samples[i].head }
-	if err := ref.CompareO(func(i, _, _, c int) float64 { return enginetest.Get(out, at(i)*r.Dim+c, r.kv) }); err != nil {
+	if err := ref.CompareO(func(i, _, _, c int) float64 { return enginetest.Get(out, at(i)*r.ValueDim+c, r.kv) }); err != nil {
 		t.Errorf("output: %v", err)
 	}
 	if err := ref.CompareLSE(func(i, _, _ int) float64 { return enginetest.Get(lse, at(i), attn.Float32) }); err != nil {
@@ -369,8 +400,8 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 		if math.IsInf(l, -1) == sees[i/r.Heads] || math.IsNaN(l) || math.IsInf(l, 1) {
 			t.Fatalf("row %d, head %d: log-sum-exp %v", i/r.Heads, i%r.Heads, l)
 		}
-		for c := range r.Dim {
-			if x := enginetest.Get(out, i*r.Dim+c, r.kv); math.IsNaN(x-x) || !sees[i/r.Heads] && x != 0 {
+		for c := range r.ValueDim {
+			if x := enginetest.Get(out, i*r.ValueDim+c, r.kv); math.IsNaN(x-x) || !sees[i/r.Heads] && x != 0 {
 				t.Fatalf("row %d, head %d: output %v", i/r.Heads, i%r.Heads, x)
 			}
 		}

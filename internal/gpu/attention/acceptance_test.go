@@ -21,7 +21,7 @@ import (
 // The trials do not cover:
 //
 //   - sliding windows, soft caps, ALiBi, sinks and masks
-//   - keys and values of 8 bits; latent attention, and values of another dim than keys
+//   - keys and values of 8 bits; values of another dim than keys (TestGPULatent has those in keys)
 //   - rotary embedding in the append
 //   - head dims other than 64, 80, 96, 128 and 256
 //   - keys whose rows do not follow each other, except pages of one token
@@ -200,7 +200,15 @@ func chunkFamilies() []family {
 // testAcceptance runs trials of at most cost most.
 func testAcceptance(t *testing.T, m *machine, most int) {
 	rng := reftest.Rand(t)
-	for _, f := range append(decodeFamilies(), chunkFamilies()...) {
+	testFamilies(t, m, rng, append(decodeFamilies(), chunkFamilies()...), most)
+	t.Run("schedules", func(t *testing.T) { testDegenerate(t, m, rng, most) })
+	t.Run("poison", func(t *testing.T) { testPoison(t, m, rng, most) })
+	t.Run("batch invariance", func(t *testing.T) { testInvariance(t, m, rng, most) })
+	t.Run("packed", func(t *testing.T) { testPacked(t, m, rng, most) })
+}
+
+func testFamilies(t *testing.T, m *machine, rng *rand.Rand, families []family, most int) {
+	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			for _, r := range f.trials {
 				if r.cost() > most {
@@ -210,10 +218,6 @@ func testAcceptance(t *testing.T, m *machine, most int) {
 			}
 		})
 	}
-	t.Run("schedules", func(t *testing.T) { testDegenerate(t, m, rng, most) })
-	t.Run("poison", func(t *testing.T) { testPoison(t, m, rng, most) })
-	t.Run("batch invariance", func(t *testing.T) { testInvariance(t, m, rng, most) })
-	t.Run("packed", func(t *testing.T) { testPacked(t, m, rng, most) })
 }
 
 func testTrial(t *testing.T, m *machine, rng *rand.Rand, r trial) {

@@ -130,6 +130,7 @@ func TestEmulatedLatent(t *testing.T) {
 	testLatent(t, m, 22, 300)
 	testLatentSchedules(t, m, 300)
 	testLatentPasses(t, m)
+	testFamilies(t, m, reftest.Rand(t), latentFamilies(), 10_000_000)
 }
 
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }

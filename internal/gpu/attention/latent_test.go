@@ -2,6 +2,7 @@ package attention
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -91,6 +92,46 @@ func testLatentPasses(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
+// latentFamilies returns families of keys that hold the values: those of FlashInfer (test_deepseek_mla) and FlashMLA (test_flash_mla_dense_decoding), and offsets beyond 4 GiB.
+func latentFamilies() []family {
+	const f16, bf16 = attn.Float16, attn.BFloat16
+	latent := func(r trial) trial { r.Dim, r.ValueDim = latentDim, latentValue; return r }
+	varied, equal, pages := family{name: "latents of varied lengths"}, family{name: "latents in pages"}, family{name: "latents in pages of 64"}
+	for i, keys := range [][]int{{0, 17, 514}, {1, 33, 2743}, {3, 79, 8736}, {11, 114, 8736}} {
+		for j, queries := range []int{1, 3, 9, 17} {
+			n := []int{1, 3, 5, 7}[(i+j)%4]
+			var all []int
+			for range n {
+				all = append(all, keys...)
+			}
+			r := latent(ragged(f16, []int{16, 64}[(i+j)%2], 1, 0, 1, repeat(len(all), queries), all)).within(2e-3, 1e-3)
+			varied.trials = append(varied.trials, r, r.causal())
+		}
+	}
+	for i, keys := range []int{17, 33, 75, 197} {
+		for j, queries := range []int{3, 7, 17} {
+			n := []int{1, 2, 3, 4, 5, 6, 7, 157}[(3*i+j)%8]
+			r := latent(batch(f16, n, []int{16, 64}[j%2], 1, 0, queries, keys, []int{16, 32}[i%2])).within(1e-3, 1e-3)
+			r.spare = 40
+			equal.trials = append(equal.trials, r, r.causal())
+		}
+	}
+	for i, x := range []struct{ n, queries, keys, heads, kvHeads int }{
+		{1, 1, 20, 1, 1}, {2, 2, 140, 3, 1}, {6, 4, 4096, 9, 3}, {64, 1, 4096, 64, 8}, {6, 4, 140, 63, 3}, {2, 4, 4096, 126, 2},
+		{64, 2, 140, 128, 1}, {1, 4, 4096, 128, 8}, {128, 2, 4096, 16, 1}, {2, 1, 140, 126, 1},
+	} {
+		r := latent(batch([]attn.DType{bf16, f16}[i%2], x.n, x.heads, x.kvHeads, 0, x.queries, x.keys, 64)).sized(.1).within(8e-4, 2.01/128)
+		for j := range r.Keys {
+			if x.n > 1 {
+				r.Keys[j] = max(0, r.Keys[j]*((j*37)%21-4)/10)
+			}
+		}
+		pages.trials = append(pages.trials, r, r.causal())
+	}
+	huge := family{"latents at offsets of more than 32 bits", []trial{latent(batch(bf16, 1, 16, 1, 0, 1, 4<<20, 64)), latent(ragged(f16, 20, 1, 0, 64, []int{2, 1}, []int{4 << 20, 70}).causal())}}
+	return []family{varied, equal, pages, huge}
+}
+
 func TestGPULatent(t *testing.T) {
 	m := realGPU(t)
 	if !m.engine.hasEpilogue() {
@@ -99,4 +140,5 @@ func TestGPULatent(t *testing.T) {
 	testLatent(t, m, enginetest.OrShort(300, 60), 20000)
 	testLatentSchedules(t, m, 3000)
 	testLatentPasses(t, m)
+	testFamilies(t, m, reftest.Rand(t), latentFamilies(), math.MaxInt)
 }
