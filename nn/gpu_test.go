@@ -250,11 +250,18 @@ func TestGPUNodesRefuse(t *testing.T) {
 		t.Errorf("a rotation of last elements: %v", err)
 	}
 	p = newPlaces(t, rng, gpu)
-	x, w = p.let(p.random(tensor.Float32, 1, 2, 16)), p.let(p.random(tensor.Float32, 1, 6, 8))
-	if y, err = nn.HeadLinear(x[1], w[1], 2); err != nil {
+	random := func(shape ...int) *G.Node { return p.let(p.random(tensor.Float32, 1, shape...))[1] }
+	m := nn.MLA{Heads: 2, Query: random(24, 16), Down: random(12, 16), Norm: random(8), Key: random(16, 8), Value: random(16, 8)}
+	y, err = m.Expanded(random(2, 16), func(_, k, v, _ *G.Node) (*G.Node, error) {
+		if k, err = nn.Slice(k, 1, 0, 16); err != nil {
+			return nil, err
+		}
+		return nn.Add(k, v)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "nn.HeadLinear: an input is on a GPU") {
-		t.Errorf("linear layers by heads: %v", err)
+	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "there are no kernels for the keys of all heads: use MLA.Absorbed") {
+		t.Errorf("keys of all heads: %v", err)
 	}
 }

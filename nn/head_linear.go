@@ -7,8 +7,13 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/operand"
 
+	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/layers"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
@@ -21,7 +26,7 @@ import (
 //
 //	  - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
 //	  - Options: [WithMixedPrecision].
-//	  - Types and accuracy: those of [Linear] in host memory. On a GPU: ErrUnsupported when run.
+//	  - Types and accuracy: those of [Linear]. On GPUs: whole weights. A head is a launch, and several rows take two launches more.
 //	  - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //	    second derivative.
 //	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
@@ -279,8 +284,112 @@ func headsBackward[F float](r headLinear, of int, in []G.Value, grad G.Value) (G
 	return t, nil
 }
 
+// headsOnGPU says where the layers of heads have their operands on a GPU. Kernels of linear layers take packed rows that begin at
+// multiples of 16 bytes, so x and y of several rows are copied to scratch memory and back, head by head.
+type headsOnGPU struct {
+	headSizes
+	heads        int
+	packX, packY bool // a copy of x or y has the rows of each head together
+	xEach, yEach int  // elements from a head to the next
+	layer        int  // elements of scratch memory for a layer
+}
+
+func (r headLinear) onGPU(d *layers.Engine, shapes []tensor.Shape) (g headsOnGPU, err error) {
+	g.heads = r.heads
+	if g.headSizes, err = r.sizes(shapes); err != nil {
+		return g, err
+	}
+	const aligned = 4 // float32 in 16 bytes
+	g.xEach, g.yEach = g.xHead, g.yHead
+	if g.packX = g.rows > 1 || g.xHead%aligned != 0; g.packX {
+		g.xEach = attn.Ceil(g.rows*g.in, aligned) * aligned
+	}
+	if g.packY = g.rows > 1 || g.yHead%aligned != 0; g.packY {
+		g.yEach = attn.Ceil(g.rows*g.out, aligned) * aligned
+	}
+	g.layer, err = d.Scratch(r.layerOnGPU(&g))
+	g.layer = attn.Ceil(g.layer, aligned) * aligned
+	return g, err
+}
+
+// scratch returns the sizes of the copies of x and y.
+func (g *headsOnGPU) scratch() (x, y int) {
+	if g.packX {
+		x = g.heads * g.xEach
+	}
+	if g.packY {
+		y = g.heads * g.yEach
+	}
+	return x, y
+}
+
+// layerOnGPU returns the layer of a head, without memory.
+func (r headLinear) layerOnGPU(g *headsOnGPU) *layers.Linear {
+	stored, _ := operand.StorageType(operand.WeightType(r.w))
+	return &layers.Linear{Rows: g.rows, In: g.in, RoundX: r.mixed, Parts: []layers.LinearPart{{Out: g.out, W: gpu.Memory{DType: stored}}}}
+}
+
+func (r headLinear) place(c *ongpu.Call, shapes []tensor.Shape, _ tensor.Shape) {
+	c.Scratch = func(d *layers.Engine) (int, error) {
+		g, err := r.onGPU(d, shapes)
+		x, y := g.scratch()
+		return g.layer + x + y, err
+	}
+}
+
+func (r headLinear) launch(w *ongpu.Work, shapes []tensor.Shape, _ tensor.Shape) error {
+	if r.keys {
+		return gpu.Errorf("linear layers by heads", attn.ErrUnsupported, "there are no kernels for the keys of all heads: use MLA.Absorbed, or keep all inputs in host memory")
+	}
+	g, err := r.onGPU(w.Engine, shapes)
+	if err != nil {
+		return err
+	}
+	xs, ys := g.scratch()
+	x, y, layer, weights := w.In[0].Memory, w.Out, part(w.Scratch, xs+ys, g.layer), w.In[1].Memory
+	if g.packX {
+		x = part(w.Scratch, 0, xs)
+		m := attn.Move{Dims: [3]int{1, r.heads, g.rows}, N: g.in, From: attn.Lattice{Steps: [3]int{0, g.xHead, g.xRow}}, To: attn.Lattice{Steps: [3]int{0, g.xEach, g.in}}}
+		if err := w.Move(&layers.Move{Move: m, X: w.In[0].Memory, Y: x}); err != nil {
+			return err
+		}
+	}
+	if g.packY {
+		y = part(w.Scratch, xs, ys)
+	}
+	for h := range r.heads {
+		o := r.layerOnGPU(&g)
+		o.X, o.Scratch, o.Early = part(x, h*g.xEach, g.rows*g.in), layer, w.In[1].Fixed
+		o.Parts[0].W, o.Parts[0].Y = part(weights, h*g.out*g.in, g.out*g.in), part(y, h*g.yEach, g.rows*g.out)
+		// Not w.Linear: a part of x is no output of a megakernel's layer.
+		if err := w.Do(func(s *cuda.Stream) error { return w.Engine.Linear(s, o) }); err != nil {
+			return err
+		}
+	}
+	if g.packY {
+		m := attn.Move{Dims: [3]int{1, r.heads, g.rows}, N: g.out, From: attn.Lattice{Steps: [3]int{0, g.yEach, g.out}}, To: attn.Lattice{Steps: [3]int{0, g.yHead, g.yRow}}}
+		if err := w.Move(&layers.Move{Move: m, X: y, Y: w.Out}); err != nil {
+			return err
+		}
+	}
+	if g.rest == 0 {
+		return nil
+	}
+	m := attn.Move{Dims: [3]int{1, r.heads, g.rows}, N: g.rest, From: attn.Lattice{At: g.in, Steps: [3]int{0, g.xHead, g.xRow}}, To: attn.Lattice{At: g.out, Steps: [3]int{0, g.yHead, g.yRow}}}
+	return w.Move(&layers.Move{Move: m, X: w.In[0].Memory, Y: w.Out})
+}
+
+// part returns n elements of m from element `from` on.
+func part(m gpu.Memory, from, n int) gpu.Memory {
+	m.Offset += int64(from * m.DType.Size())
+	m.Len = n
+	return m
+}
+
 var (
 	_ rule      = headLinear{}
+	_ launched  = headLinear{}
+	_ placed    = headLinear{}
 	_ derivable = headLinear{}
 	_ composed  = headLinear{}
 )

@@ -394,11 +394,20 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 
 // headCases are linear layers by heads, also with elements of heads that pass through, and with keys of one x.
 func headCases(rng *rand.Rand) (cases []opCase) {
-	for i := range 9 {
+	for i := range 15 {
 		rows, heads, in, out, rest := 1+rng.IntN(5), 1+rng.IntN(4), 1+rng.IntN(9), 1+rng.IntN(7), 0
 		keys := i%3 == 2
+		if i >= 9 { // rows that kernels read
+			in = 8 * (1 + rng.IntN(9))
+		}
+		if i >= 12 { // one row, in place
+			rows, out = 1, 4*out
+		}
 		if i%3 > 0 {
 			rest = 1 + rng.IntN(4)
+		}
+		if i >= 12 && rest > 0 {
+			rest = 4
 		}
 		r := headLinear{name: "HeadLinear", heads: heads, rest: i%3 > 0, keys: keys}
 		width, xHead, w := heads*(in+rest), in+rest, []int{heads * out, in}
@@ -406,7 +415,7 @@ func headCases(rng *rand.Rand) (cases []opCase) {
 			width, xHead, w = in+rest, 0, []int{heads * in, out}
 		}
 		cases = append(cases, opCase{
-			name: fmt.Sprintf("HeadLinear of %d rows of %d heads, %d to %d, rest %d, keys %v", rows, heads, in, out, rest, keys), shape: tensor.Shape{rows, heads * (out + rest)}, size: 20, host: true,
+			name: fmt.Sprintf("HeadLinear of %d rows of %d heads, %d to %d, rest %d, keys %v", rows, heads, in, out, rest, keys), shape: tensor.Shape{rows, heads * (out + rest)}, size: 20, host: keys || in%8 > 0,
 			inputs: []opInput{randomInput(rng, "x", rows, width), randomInput(rng, "w", w...)},
 			build: func(in []*G.Node) (*G.Node, error) {
 				if i%3 == 0 {
