@@ -148,8 +148,8 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if err := e.options.fill(&sizes); err != nil {
 		return nil, err
 	}
-	if sizes.Latent > 0 && o.Device != nil {
-		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which GPUs do not compute: use the CPU: %w", o.Device, ErrUnsupported)
+	if sizes.Latent > 0 && o.Device != nil && len(o.Device.Members()) > 1 {
+		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which several GPUs do not share: use one GPU: %w", o.Device, ErrUnsupported)
 	}
 	defer func() {
 		if err != nil {
@@ -175,15 +175,13 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()
 	}
-	if eightBits(o.Cache) { // not each format has them: an error before weights are loaded
-		if _, err = config.Bytes(); err != nil {
-			return nil, err
+	if e.cache, err = la.NewCache(config); err != nil {
+		if sizes.Latent > 0 && o.Device != nil {
+			err = fmt.Errorf("decoder: latent attention of %d and %d elements on a GPU: use the CPU, or Options.Cache of 16 bits: %w", sizes.Latent, sizes.HeadDim-sizes.Latent, err)
 		}
-	}
-	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
 	}
-	if e.cache, err = la.NewCache(config); err != nil {
+	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
 	}
 	for _, c := range o.graphs() {
@@ -198,8 +196,8 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	// Batch invariance needs one form of attention, whatever texts a step has. PromptAttention takes no cache of 8 bits.
-	if sizes.Latent > 0 && o.Chunk >= leastExpanded && !o.BatchInvariant && !eightBits(o.Cache) {
+	// Batch invariance needs one form of attention, whatever texts a step has. GPUs have one, and PromptAttention takes no cache of 8 bits.
+	if sizes.Latent > 0 && o.Device == nil && o.Chunk >= leastExpanded && !o.BatchInvariant && !eightBits(o.Cache) {
 		if e.prompts, err = e.newGraph(graphConfig{rows: o.Chunk, appends: o.Batch, prompts: true}); err != nil {
 			return nil, err
 		}

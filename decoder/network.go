@@ -256,7 +256,7 @@ func (b *Builder) attends(layer int, opts []la.Option) []la.Option {
 // attention, and opts those of m: see nn.MLA. MLA adds what [Builder.Attend] and [Builder.Linear] add.
 //
 // MLA chooses the form of m. Steps of 64 rows and more, none of whose texts has cached tokens, make the keys and values of all heads.
-// Other steps, and all steps with [Options].BatchInvariant, read latent vectors.
+// Other steps, and all steps on GPUs or with [Options].BatchInvariant, read latent vectors.
 func (b *Builder) MLA(layer int, m *nn.MLA, x *G.Node, options []la.Option, opts ...nn.Option) *G.Node {
 	return b.Node(func() (*G.Node, error) {
 		if b.prompts {

@@ -116,7 +116,7 @@ func (m *MLA) sizes() (s mlaSizes, err error) {
 //		})
 //
 //	  - Options: a norm of x, [WithRMSNorm] or [WithNorm], and [WithMixedPrecision] of all linear layers.
-//	  - Types and gradients: those of [Linear] and [HeadLinear]. On a GPU: ErrUnsupported when run.
+//	  - Types and gradients: those of [Linear] and [HeadLinear].
 //	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported; errors of attend.
 func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), opts ...Option) (y *G.Node, err error) {
 	const name = "MLA.Absorbed"
@@ -144,7 +144,7 @@ func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), op
 //	v       (rows, heads*value)
 //	latents (rows, latent+rope), not rotated: the k of Absorbed, which is to be cached
 //
-// and returns the attention of each head to its own keys and values, of shape (rows, heads*value). All else is as Absorbed.
+// and returns the attention of each head to its own keys and values, of shape (rows, heads*value). All else is as Absorbed. On a GPU: ErrUnsupported when run.
 func (m *MLA) Expanded(x *G.Node, attend func(q, k, v, latents *G.Node) (*G.Node, error), opts ...Option) (y *G.Node, err error) {
 	const name = "MLA.Expanded"
 	defer errs.RecoverTo(prefix+name, &err)
