@@ -44,7 +44,7 @@ func readGolden(t testing.TB) (models []goldenModel) {
 	return golden.Models
 }
 
-// goldenOn returns the models that a GPU computes, or all models for nil: GPUs do not compute latent attention.
+// goldenOn returns the models that a GPU computes, or all models for nil: GPUs have no kernels for such narrow latent vectors.
 func goldenOn(t testing.TB, gpu *device.GPU) []goldenModel {
 	return slices.DeleteFunc(readGolden(t), func(m goldenModel) bool { return gpu != nil && m.latent(t) })
 }

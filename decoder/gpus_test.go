@@ -36,7 +36,7 @@ func severalHeads(t testing.TB) (models []*goldenModel) {
 	t.Helper()
 	for _, m := range readGolden(t) {
 		if m.latent(t) {
-			continue // GPUs do not compute latent attention
+			continue // several GPUs do not share latent attention
 		}
 		var config struct {
 			ModelType string `json:"model_type"`
