@@ -175,13 +175,18 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()
 	}
+	if eightBits(o.Cache) { // not each format has them: an error before weights are loaded
+		if _, err = config.Bytes(); err != nil {
+			return nil, err
+		}
+	}
+	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
+		return nil, err
+	}
 	if e.cache, err = la.NewCache(config); err != nil {
 		if sizes.Latent > 0 && o.Device != nil {
 			err = fmt.Errorf("decoder: latent attention of %d and %d elements on a GPU: use the CPU, or Options.Cache of 16 bits: %w", sizes.Latent, sizes.HeadDim-sizes.Latent, err)
 		}
-		return nil, err
-	}
-	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
 	}
 	for _, c := range o.graphs() {
