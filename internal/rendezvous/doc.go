@@ -21,6 +21,8 @@
 // whose connection breaks, or that is silent for too long, is lost. A failing rank sends its reason, which rank 0
 // sends to the others. So all ranks know the first failure and its rank.
 //
-// A message has a kind (1 byte), a length (2 bytes) and up to 2048 bytes. Every wait has a time limit. Text from a
+// Ranks exchange data over the same connections: see [Session.Exchange].
+//
+// A message has a kind (1 byte), a length (2 bytes) and up to 2048 bytes, or 32768 bytes of data. Every wait has a time limit. Text from a
 // peer is escaped before it becomes a part of an error. Nothing is encrypted.
 package rendezvous

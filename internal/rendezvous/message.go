@@ -28,15 +28,25 @@ const (
 	proof                     // see Config.mac
 	refused                   // to the others: why rank 0 refuses this process
 	differs                   // to the others: a part of rank 0's list of Config.Same; an empty part ends the list
+	data                      // the sender, the receiver, and bytes of an exchange; rank 0 passes on those of other ranks
 	kinds
 )
 
 const (
 	magic   = "leanattention ranks "
 	version = "2 "
-	most    = 2048 // most bytes of a message's content
-	longest = 1024 // most bytes of a reason
+	most    = 2048    // most bytes of a message's content, but for data
+	bulk    = 1 << 15 // most bytes of data
+	longest = 1024    // most bytes of a reason
 )
+
+// most returns the most bytes of a message's content.
+func (k kind) most() int {
+	if k == data {
+		return bulk
+	}
+	return most
+}
 
 // peer is a connection.
 type peer struct {
@@ -50,7 +60,7 @@ type peer struct {
 func (p *peer) send(k kind, content []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(content) > most {
+	if len(content) > k.most() {
 		return fmt.Errorf("a message of %d bytes", len(content))
 	}
 	if err := p.conn.SetWriteDeadline(time.Now().Add(p.limit)); err != nil {
@@ -76,7 +86,7 @@ func read(r io.Reader) (kind, []byte, error) {
 		return 0, nil, err
 	}
 	k, n := kind(head[0]), int(binary.BigEndian.Uint16(head[1:]))
-	if k == 0 || k >= kinds || n > most {
+	if k == 0 || k >= kinds || n > k.most() {
 		return 0, nil, fmt.Errorf("a message of kind %d with %d bytes", k, n)
 	}
 	content := make([]byte, n)

@@ -324,7 +324,7 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if k == 0 || k >= kinds || len(content) > most {
+		if k == 0 || k >= kinds || len(content) > k.most() {
 			t.Errorf("kind %d, %d bytes", k, len(content))
 		}
 		if g, err := parseHello(content); err == nil && len(g.job) > MostJob {

@@ -26,12 +26,16 @@ type Session struct {
 	reached  map[int]int  // on rank 0: the last barrier of each rank
 	open     int          // the last barrier to which all have come
 	changed  chan struct{}
+	unread   map[int][]byte // data of each rank
 
 	order sync.Mutex // on rank 0: messages reach all others in one order
+
+	exchange  sync.Mutex // held during an exchange
+	exchanges int
 }
 
 func newSession(c Config, peers []*peer) *Session {
-	s := &Session{config: c, peers: peers, done: make(chan struct{}), gone: map[int]bool{}, reached: map[int]int{}, changed: make(chan struct{})}
+	s := &Session{config: c, peers: peers, done: make(chan struct{}), gone: map[int]bool{}, reached: map[int]int{}, unread: map[int][]byte{}, changed: make(chan struct{})}
 	for _, p := range peers {
 		s.work.Go(func() { s.listen(p) })
 	}
@@ -116,6 +120,11 @@ func (s *Session) listen(p *peer) {
 		case passed:
 			if n, _, err := number(content); err == nil {
 				s.pass(n)
+			}
+		case data:
+			if e := s.take(p, content); e != nil {
+				s.fail(e)
+				return
 			}
 		default:
 			s.fail(&Error{p.rank, fmt.Sprintf("it sent a message of kind %d", k)})
@@ -216,12 +225,18 @@ func (s *Session) Barrier() error {
 	} else if err := s.peers[0].send(arrived, numbers(n)); err != nil && s.Err() == nil && s.Gone() < 0 {
 		s.fail(&Error{0, lost(err, s.config.Silence)})
 	}
+	return s.await("a barrier", func() bool { return s.open >= n }, s.lowestGone, func() int { return s.missing(n) })
+}
+
+// await waits until ready. gone returns a rank that has left and is waited for, or -1, and missing one that is late. The lock is held while
+// they are called.
+func (s *Session) await(what string, ready func() bool, gone, missing func() int) error {
 	limit := time.NewTimer(s.config.Timeout)
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
 		// All read at the same time: a rank that has left may have passed the barrier.
-		open, gone, changed := s.open >= n, s.lowestGone(), s.changed
+		open, rank, late, changed := ready(), gone(), missing(), s.changed
 		s.mu.Unlock()
 		if open {
 			return nil
@@ -229,23 +244,21 @@ func (s *Session) Barrier() error {
 		if err := s.Err(); err != nil {
 			return err
 		}
-		if gone >= 0 {
-			s.fail(&Error{gone, "it has left before a barrier"})
+		if rank >= 0 {
+			s.fail(&Error{rank, "it has left before " + what})
 			return s.Err()
 		}
 		select {
 		case <-changed:
 		case <-s.done:
 		case <-limit.C:
-			s.fail(&Error{s.missing(n), fmt.Sprintf("it has not come to a barrier within %v", s.config.Timeout)})
+			s.fail(&Error{late, fmt.Sprintf("it has not come to %s within %v", what, s.config.Timeout)})
 		}
 	}
 }
 
-// missing returns a rank that has not come to a barrier, as far as this rank knows.
+// missing returns a rank that has not come to a barrier, as far as this rank knows. The lock is held.
 func (s *Session) missing(n int) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for r := range s.config.Size {
 		if s.config.Rank == 0 && s.reached[r] < n {
 			return r
