@@ -190,6 +190,9 @@ type promptPlan struct {
 func (p *promptPlan) Build(op string, seqs []attn.Sequence, _ int) error {
 	p.seqs, p.ownSeqs, p.pages = seqs, p.ownSeqs[:0], p.pages[:0]
 	for i := range seqs {
+		if seqs[i].QueryOnly {
+			return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and a PromptAttention of the step has keys for new tokens alone: use CachedAttention", i)
+		}
 		if before := seqs[i].Before + seqs[i].Keys - seqs[i].Queries; before > 0 {
 			return errs.Errorf(op, ErrState, "append %d is to a sequence of %d tokens, and a PromptAttention of the step takes sequences without tokens: use CachedAttention", i, before)
 		}

@@ -85,13 +85,22 @@ type Append struct {
 	//   - A sequence does not store Positions: its keys are rotated already, and later tokens without Positions get their index.
 	//   - Masks, windows and ALiBi use the index, not Positions.
 	Positions []int
+
+	// QueryOnly says that the row queries the sequence's tokens, and that its key and value are not stored: the sequence remains as it
+	// is, and may be empty. It serves a context that is sharded over processes (nn.MergeRanks): one of them stores a token, and all
+	// attend. Layers have the log-sum-exp of the row.
+	//
+	//   - Tokens is 1, and Parents nil. Positions has the row's position; the default is the number of tokens.
+	//   - The cache is in host memory. Layers are CachedAttention without [WithWindow], [WithALiBi] and [WithSinks]. Otherwise Set is
+	//     [ErrUnsupported].
+	QueryOnly bool
 }
 
 // reservation is the pages that an open step holds for a sequence.
 type reservation struct {
 	pages.Reservation
 	seq    *Sequence
-	tokens int
+	tokens int // 0: its row is a query alone, and there is no reservation
 }
 
 // Need returns the number of free pages that a step of these appends takes, whatever the step's number of rows. It changes
@@ -263,7 +272,10 @@ func (s *Step) begin(op string, appends []Append) (err error) {
 	row := 0
 	for _, a := range appends {
 		r := s.nextReservation(a)
-		if err := c.pool.Reserve(&r.Reservation, &a.Seq.table, a.Tokens); err != nil {
+		if a.QueryOnly {
+			r.tokens = 0
+			r.Pages = append(r.Pages[:0], a.Seq.table.Pages...)
+		} else if err := c.pool.Reserve(&r.Reservation, &a.Seq.table, a.Tokens); err != nil {
 			return pagesError(op, err)
 		}
 		a.Seq.step = s
@@ -273,7 +285,7 @@ func (s *Step) begin(op string, appends []Append) (err error) {
 		// Engines see a sequence without the pages that were given back, as if it began with the first that is there: which
 		// keys a query sees depends on their distance alone.
 		gone := c.pool.Shift(&a.Seq.table)
-		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - gone + a.Tokens, Pages: r.Pages, Before: gone}
+		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - gone + r.tokens, Pages: r.Pages, Before: gone, QueryOnly: a.QueryOnly}
 		if a.Parents != nil {
 			at := len(s.trees)
 			s.trees = attn.AppendTree(s.trees, a.Parents)
@@ -320,6 +332,11 @@ func (s *Step) check(op string, appends []Append) error {
 	for i, a := range appends {
 		if err := checkPositions(op, i, &a); err != nil {
 			return err
+		}
+		if a.QueryOnly {
+			if err := s.checkQuery(op, i, &a); err != nil {
+				return err
+			}
 		}
 		if a.Parents == nil {
 			continue
@@ -377,16 +394,21 @@ func (c *Cache) need(op string, appends []Append, rows int) (need int, err error
 			return 0, errs.Errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
 		}
 		rows -= a.Tokens
-		need += c.pool.Need(&a.Seq.table, a.Tokens)
+		if !a.QueryOnly {
+			need += c.pool.Need(&a.Seq.table, a.Tokens)
+		}
 	}
 	return need, nil
 }
 
 // never returns an error if appends do not fit even in an otherwise empty cache. The caller holds mu.
 func (c *Cache) never(op string, appends []Append) error {
-	tables, tokens := make([]*pages.Table, len(appends)), make([]int, len(appends))
-	for i, a := range appends {
-		tables[i], tokens[i] = &a.Seq.table, a.Tokens
+	var tables []*pages.Table
+	var tokens []int
+	for _, a := range appends {
+		if !a.QueryOnly {
+			tables, tokens = append(tables, &a.Seq.table), append(tokens, a.Tokens)
+		}
 	}
 	if least := c.pool.Least(tables, tokens); least > c.config.Pages {
 		return errs.Errorf(op, ErrLength, "the sequences would have %d pages of %d tokens: the cache has %d in all, so it never has room for these appends: append fewer tokens, or make a cache of more Pages",
@@ -404,6 +426,39 @@ func checkPositions(op string, i int, a *Append) error {
 		if p < 0 || p > math.MaxInt32 {
 			return errs.Errorf(op, ErrLength, "append %d: token %d is at position %d, outside [0, %d]", i, j, p, math.MaxInt32)
 		}
+	}
+	return nil
+}
+
+// canQuery lists the features of attention by rows whose keys are not stored. Such a row sees all tokens of its sequence.
+var canQuery = attn.Can{
+	Name:     "attention of a row that is QueryOnly",
+	Features: attn.InParts&^(attn.Trees|attn.Sinks) | attn.Rotates | attn.RotatesBehind | attn.BatchInvariance,
+	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
+}
+
+// checkQuery checks append i, which is QueryOnly.
+func (s *Step) checkQuery(op string, i int, a *Append) error {
+	switch c := &s.cache.config; {
+	case a.Tokens != 1 || a.Parents != nil:
+		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, with %d tokens and a tree: %v: want one token and no tree", i, a.Tokens, a.Parents != nil)
+	case c.Device != nil:
+		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache is on %s: keep the cache in host memory", i, s.cache.store.Where())
+	case c.Window != 0:
+		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache keeps a Window of %d tokens", i, c.Window)
+	}
+	for _, p := range s.plans {
+		if err := p.queryFits(op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// queryFits returns an error if the layers of a plan do not support rows that are QueryOnly.
+func (p *stepPlan) queryFits(op string) error {
+	if err := canQuery.Do("attend", &p.geometry); err != nil {
+		return errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
 	return nil
 }
@@ -568,8 +623,10 @@ func (s *Step) rollback(op string) (err error) {
 		if r.seq.step != s { // it was not reserved
 			continue
 		}
-		if e := s.cache.pool.Rollback(&r.Reservation); e != nil {
-			err = pagesError(op, e)
+		if r.tokens > 0 {
+			if e := s.cache.pool.Rollback(&r.Reservation); e != nil {
+				err = pagesError(op, e)
+			}
 		}
 		r.seq.step = nil
 	}
@@ -583,6 +640,11 @@ func (s *Step) plan(op string, p *stepPlan, rows int) error {
 	p.turn = 0
 	if attn.HasTrees(s.sequences) {
 		if err := s.treeFits(op, p); err != nil { // of a node that was made after Set
+			return err
+		}
+	}
+	if slices.ContainsFunc(s.sequences, func(q attn.Sequence) bool { return q.QueryOnly }) {
+		if err := p.queryFits(op); err != nil {
 			return err
 		}
 	}
@@ -652,7 +714,7 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, of []int
 		if n == 0 {
 			continue
 		}
-		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Parents: appends[i].Parents, Positions: positionsOf(&appends[i], done[i], n)})
+		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Parents: appends[i].Parents, Positions: positionsOf(&appends[i], done[i], n), QueryOnly: appends[i].QueryOnly})
 		of = append(of, i)
 		done[i] += n
 	}

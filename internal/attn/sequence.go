@@ -17,6 +17,7 @@ type Sequence struct {
 	Tree               Tree  // of the queries; nil: none
 	Before             int   // tokens of the sequence whose pages were released
 	Positions          []int // of the queries, for rotary embeddings and position tables; nil: the positions in the sequence
+	QueryOnly          bool  // keys and values of the queries are not stored; there is one query
 }
 
 // Position returns the position of query i for rotary embeddings: Positions[i] if given, else the index of the token in its sequence, counted
@@ -29,7 +30,11 @@ func (q *Sequence) Position(i int) int {
 	if q.Tree != nil {
 		depth = q.Tree.Depth(i)
 	}
-	return q.Before + Position(q.Queries, q.Keys, depth)
+	keys := q.Keys
+	if q.QueryOnly { // the queries stand behind the keys
+		keys += q.Queries
+	}
+	return q.Before + Position(q.Queries, keys, depth)
 }
 
 // Narrowed returns m with the window of the sequence.

@@ -1,6 +1,8 @@
 package kvstore
 
 import (
+	"slices"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -132,10 +134,14 @@ type hostPlan struct {
 	geometry attn.Problem
 	plan     cpuattention.Plan
 	seqs     []attn.Sequence
+	stored   []attn.Sequence // seqs with new tokens to store
 }
 
 func (p *hostPlan) Build(op string, seqs []attn.Sequence, _ int) error {
-	p.seqs = seqs
+	p.seqs, p.stored = seqs, seqs
+	if only := func(q attn.Sequence) bool { return q.QueryOnly }; slices.ContainsFunc(seqs, only) {
+		p.stored = slices.DeleteFunc(slices.Clone(seqs), only)
+	}
 	g := p.geometry
 	g.Tree = attn.HasTrees(seqs)
 	if err := p.plan.Build(g, seqs); err != nil {
@@ -190,7 +196,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	if !g.Pages.InKeys() {
 		values = rows(c.QKV[2], g.ValueDim)
 	}
-	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, &operands.Pages, keys, values); err != nil {
+	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.stored, &operands.Pages, keys, values); err != nil {
 		return nil, nil, err
 	}
 	if err := cpuattention.Run(cpu.Default(), &p.plan, operands); err != nil {
