@@ -11,7 +11,7 @@
 //   - [ArgMax], [Sample]: choice of tokens
 //   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
 //   - [MergeStates]: merging of attention over disjoint keys
-//   - [AllReduce], [Broadcast]: collectives of several processes
+//   - [AllReduce], [Broadcast], [MergeRanks]: collectives of several processes
 //
 // Common to all nodes:
 //

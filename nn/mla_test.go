@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -164,12 +165,12 @@ func (c *mlaCase) want() []float64 {
 	return all
 }
 
-// graph makes the graph of one form. kv says that Key and Value are leaves, which have gradients.
-func (c *mlaCase) graph(t *testing.T, dtype tensor.Dtype, expanded bool) (g *G.ExprGraph, in map[string]*G.Node, y *G.Node) {
+// nodes makes the inputs and the MLA of rows [from, from+rows) in a graph.
+func (c *mlaCase) nodes(t *testing.T, g *G.ExprGraph, dtype tensor.Dtype, from, rows int) (m *nn.MLA, in map[string]*G.Node) {
 	t.Helper()
-	g, in = G.NewGraph(), map[string]*G.Node{}
+	in = map[string]*G.Node{}
 	leaf := func(name string, v *tensor.Dense) {
-		in[name] = G.NewTensor(g, dtype, len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
+		in[name] = G.NewTensor(g, v.Dtype(), len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(fmt.Sprintf("%s of %p", name, c)), G.WithValue(v))
 	}
 	if w := c.latents; w != nil {
 		for name, v := range map[string]*tensor.Dense{"down": w.Down, "down bias": w.DownBias, "norm": w.Norm, "key": w.Key, "value": w.Value} {
@@ -182,14 +183,11 @@ func (c *mlaCase) graph(t *testing.T, dtype tensor.Dtype, expanded bool) (g *G.E
 		if in[name] != nil || name == "up" && c.latents != nil {
 			continue
 		}
-		var v *tensor.Dense
-		if v = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(c.x[name]))); dtype == tensor.Float32 {
-			short := make([]float32, len(c.x[name]))
-			for i, x := range c.x[name] {
-				short[i] = float32(x)
-			}
-			v = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(short))
+		x := c.x[name]
+		if name == "x" {
+			shape, x = []int{rows, c.width}, x[from*c.width:][:rows*c.width]
 		}
+		v := graphtest.TensorOf(dtype, x, shape...)
 		if name != "up" {
 			leaf(name, v)
 			continue
@@ -201,10 +199,17 @@ func (c *mlaCase) graph(t *testing.T, dtype tensor.Dtype, expanded bool) (g *G.E
 		leaf("key", key)
 		leaf("value", value)
 	}
-	m := nn.MLA{
+	return &nn.MLA{
 		Heads: c.heads, Eps: mlaEps, QueryDown: in["query down"], QueryNorm: in["query norm"], QueryBias: in["query bias"], Query: in["query"],
 		Down: in["down"], DownBias: in["down bias"], Norm: in["norm"], Key: in["key"], Value: in["value"],
-	}
+	}, in
+}
+
+// graph makes the graph of one form. Key and Value are leaves, which have gradients.
+func (c *mlaCase) graph(t *testing.T, dtype tensor.Dtype, expanded bool) (g *G.ExprGraph, in map[string]*G.Node, y *G.Node) {
+	t.Helper()
+	g = G.NewGraph()
+	m, in := c.nodes(t, g, dtype, 0, c.rows)
 	positions := make([]int, c.rows)
 	for i := range positions {
 		positions[i] = i

@@ -19,14 +19,15 @@ import (
 // A layer whose weight (out, in) is split by input features is AllReduce of the ranks' linear layers. One rank adds bias and
 // residual.
 //
-//   - x: float32, of one shape on all ranks, on the rank's GPUs. In a world of one, y is x.
+//   - x: float32, of one shape on all ranks, on the rank's GPUs. Ranks that have joined without GPUs have x in host memory, in float32 or
+//     float64. In a world of one, y is x.
 //   - If a rank has several GPUs and x is replicated on them, each sums with the same GPUs of the other ranks, and y is replicated.
 //     Otherwise y is on the first GPU. All ranks have x on one GPU, or all have replicas. With three or more ranks, replicas may
 //     differ by rounding.
 //   - All ranks run the same collectives in the same order. The order is the graph's if each depends on the one before.
 //   - Gradients: ErrUnsupported.
-//   - Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm). In a run: ErrUnsupported (x in host memory or on another
-//     GPU), ErrRank (a rank has failed).
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm). In a run: ErrUnsupported (x elsewhere than the ranks have
+//     joined with), ErrRank (a rank has failed).
 func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 	const name = "AllReduce"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -96,8 +97,14 @@ func (r together) arguments() []argument {
 
 func (r together) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (r together) compute([]G.Value, tensor.Shape) (G.Value, error) {
-	return nil, errorf(r.title(), errs.ErrUnsupported, "x is in host memory, want a tensor on the rank's GPU")
+func (r together) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	switch r.dtype {
+	case tensor.Float64:
+		return inHost[float64](r, in[0], shape)
+	case tensor.Int32:
+		return inHost[int32](r, in[0], shape)
+	}
+	return inHost[float32](r, in[0], shape)
 }
 
 func (r together) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {

@@ -16,7 +16,7 @@ import (
 )
 
 // TPLA splits the latent vectors of an [MLA] over devices: Tensor-Parallel Latent Attention (arXiv:2508.15881). It is an approximation:
-// [TPLA.Errors] measures its error.
+// [TPLA.Errors] measures its error. [MergeRanks] serves exact attention over several processes.
 //
 // Latent vectors are rotated by an orthogonal matrix and cut into Shards parts. A shard has its part of latent vectors, all rotated
 // elements, all heads, and a softmax and a norm of its own. For shard j

@@ -10,8 +10,10 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rope"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -144,8 +146,8 @@ func TestTPLAWhole(t *testing.T) {
 }
 
 // formula computes the sum of the shards' attention from rotated weights, by the formulas of TPLA. The norm of part j is that of the whole
-// vectors for rows before prefix, and its own for the others.
-func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int) []float64 {
+// vectors for rows before prefix, and its own for the others. Latent vectors are rounded to the type of a cache.
+func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int, storage tensor.Dtype) []float64 {
 	t.Helper()
 	w := c.latents
 	down, key, value := mlaFloats(w.Down), mlaFloats(w.Key), mlaFloats(w.Value)
@@ -174,7 +176,16 @@ func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int) []float
 				mean = whole
 			}
 			for k := range part {
-				n[j*part+k] = x[j*part+k] / math.Sqrt(mean+mlaEps)
+				if n[j*part+k] = x[j*part+k] / math.Sqrt(mean+mlaEps); row >= prefix && math.IsInf(a, 1) {
+					n[j*part+k] = 0
+				}
+			}
+		}
+		if storage == la.BFloat16 {
+			for _, x := range [][]float64{n, r} {
+				for k, v := range x {
+					x[k] = float64(half.BFromFloat64(v).Float32())
+				}
 			}
 		}
 		latents, turned = append(latents, n), append(turned, r)
@@ -182,12 +193,16 @@ func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int) []float
 			qh := q[h*(c.nope+c.rope):][:c.nope+c.rope]
 			for j, m := range mu {
 				o, total := make([]float64, part), 0.0
+				absorbed := make([]float64, part)
+				for e := range absorbed {
+					for i, v := range qh[:c.nope] {
+						absorbed[e] += m * v * key[(h*c.latent+j*part+e)*c.nope+i]
+					}
+				}
 				for k := range row + 1 {
 					score := 0.0
-					for e := range part {
-						for i, v := range qh[:c.nope] {
-							score += m * v * key[((h*c.latent)+j*part+e)*c.nope+i] * latents[k][j*part+e]
-						}
+					for e, v := range absorbed {
+						score += v * latents[k][j*part+e]
 					}
 					for i, v := range qh[c.nope:] {
 						score += v * turned[k][i]
@@ -225,17 +240,14 @@ func TestTPLAShards(t *testing.T) {
 			if whole.latents.Alpha != 0 || whole.latents.Mu != 0 {
 				t.Errorf("whole weights have factors %v and %v", whole.latents.Alpha, whole.latents.Mu)
 			}
-			var alpha, mu []float64
-			for _, s := range shards {
-				alpha, mu = append(alpha, s.latents.Alpha), append(mu, s.latents.Mu)
-			}
+			alpha, mu := factors(shards)
 			if of.Alpha != nil && (!slices.Equal(alpha, of.Alpha) || !slices.Equal(mu, of.Mu)) {
 				t.Errorf("factors %v, %v, want %v, %v", alpha, mu, of.Alpha, of.Mu)
 			}
 			if slices.Max(mu) > 20 {
 				continue // exponentials of other size
 			}
-			near(t, "sum of shards", sumOf(t, shards, dtype), whole.formula(t, alpha, mu, 0), tolerance)
+			near(t, "sum of shards", sumOf(t, shards, dtype), whole.formula(t, alpha, mu, 0, dtype), tolerance)
 		}
 	}
 }
@@ -480,4 +492,177 @@ func TestTPLARefused(t *testing.T) {
 	if _, _, err := (*nn.TPLA)(nil).Slice(w); !errors.Is(err, la.ErrGraph) {
 		t.Error(err)
 	}
+}
+
+// decoding runs steps of a case in a cache for each shard: prompt tokens by the whole weights, if there are any, each shard with its heads,
+// and the others by the shards, one after the other. The result is the sum of the shards' attention.
+func (c *mlaCase) decoding(t *testing.T, whole *mlaCase, shards []*mlaCase, storage tensor.Dtype, prompt int) (y []float64) {
+	t.Helper()
+	part := shards[0].latent
+	caches, seqs := make([]*la.Cache, len(shards)), make([]*la.Sequence, len(shards))
+	for j := range shards {
+		caches[j] = graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: part + c.rope, ValueDim: part, ValuesInKeys: true, DType: storage, PageSize: 8, Pages: c.rows/8 + 2})
+		var err error
+		if seqs[j], err = caches[j].NewSequence(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := []la.Option{la.WithCausal(), la.WithScale(c.scale)}
+	if c.rotate {
+		options = append(options, la.WithRotary(rope.Config{HeadDim: part + c.rope, Dim: c.rope, Last: true, Interleaved: c.interleaved}))
+	}
+	must := func(n *G.Node, err error) *G.Node {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	run := func(rows int, build func(g *G.ExprGraph, steps []*la.Step) *G.Node) {
+		t.Helper()
+		g, steps := G.NewGraph(), make([]*la.Step, len(shards))
+		for j := range steps {
+			var err error
+			if steps[j], err = caches[j].NewStep(rows); err != nil {
+				t.Fatal(err)
+			}
+			if err := steps[j].Set([]la.Append{{Seq: seqs[j], Tokens: rows}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out := build(g, steps)
+		m := G.NewTapeMachine(g)
+		defer m.Close()
+		if err := m.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			if err := s.Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		y = append(y, mlaFloats(out.Value())...)
+	}
+	if prompt > 0 {
+		run(prompt, func(g *G.ExprGraph, steps []*la.Step) *G.Node {
+			m, in := whole.nodes(t, g, tensor.Float32, 0, prompt)
+			return must(m.Expanded(in["x"], func(q, k, v, latents *G.Node) (*G.Node, error) {
+				var outs []*G.Node
+				for j, s := range steps {
+					of := func(x *G.Node) *G.Node {
+						each := x.Shape()[1] / c.heads
+						return must(nn.Slice(x, 1, j*c.heads/len(shards)*each, (j+1)*c.heads/len(shards)*each))
+					}
+					own := must(nn.Slice(latents, 1, j*part, (j+1)*part))
+					if c.rope > 0 {
+						own = must(nn.Concat(1, own, must(nn.Slice(latents, 1, whole.latent, whole.latent+c.rope))))
+					}
+					outs = append(outs, must(la.PromptAttention(of(q), of(k), of(v), own, c.heads/len(shards), s.Layer(0), options...)))
+				}
+				return nn.Concat(1, outs...)
+			}, nn.WithRMSNorm(in["gamma"], mlaEps)))
+		})
+	}
+	for row := prompt; row < c.rows; row++ {
+		run(1, func(g *G.ExprGraph, steps []*la.Step) (sum *G.Node) {
+			for j, s := range shards {
+				m, in := s.nodes(t, g, tensor.Float32, row, 1)
+				out := must(m.Absorbed(in["x"], func(q, k *G.Node) (*G.Node, error) {
+					return la.CachedAttention(q, k, nil, steps[j].Layer(0), options...)
+				}, nn.WithRMSNorm(in["gamma"], mlaEps)))
+				if sum == nil {
+					sum = out
+				} else {
+					sum = must(nn.Add(sum, out))
+				}
+			}
+			return sum
+		})
+	}
+	return y
+}
+
+// newDecoding is a case of many rows, heads divisible by two, and two shards.
+func newDecoding(t *testing.T, rng *rand.Rand, i int) (c, whole *mlaCase, shards []*mlaCase) {
+	c, of := newTPLACase(t, rng, i)
+	c.rows, c.heads, of.Shards = 3+rng.IntN(20), 2+2*rng.IntN(2), 2
+	of.Queries = nil
+	for name, shape := range c.shapes() {
+		if c.x[name] = normals(rng, tensor.Shape(shape).TotalSize()); name == "query" {
+			for j := range c.x[name] { // weights of no single key
+				c.x[name][j] /= 4
+			}
+		}
+	}
+	for name := range c.x {
+		for j, v := range c.x[name] {
+			c.x[name][j] = float64(float32(v))
+		}
+	}
+	whole, shards = c.slice(t, of, tensor.Float32)
+	return c, whole, shards
+}
+
+// TestTPLACached: shards with a cache each are the formulas, from the beginning of a text and behind a prompt by the whole weights, which is
+// exact.
+func TestTPLACached(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i := range 24 {
+		c, whole, shards := newDecoding(t, rng, i)
+		prompt := (i % 2) * (1 + rng.IntN(c.rows-1))
+		alpha, mu := factors(shards)
+		got, want := c.decoding(t, whole, shards, tensor.Float32, prompt), whole.formula(t, alpha, mu, prompt, tensor.Float32)
+		exact := prompt * c.heads * c.value
+		near(t, "prompt", got[:exact], c.want()[:exact], 2e-3)
+		near(t, "tokens", got[exact:], want[exact:], 2e-3)
+	}
+}
+
+// TestTPLARow51: 128 heads with latent vectors of 256 + 64 elements in each of two shards: the sum of the shards against float64, in
+// float32 and bfloat16; and latent vectors without a second half, for which the sum is exact.
+func TestTPLARow51(t *testing.T) {
+	rng := reftest.Rand(t)
+	c := &mlaCase{rows: 24, width: 24, heads: 128, nope: 8, rope: 64, latent: 512, value: 8, rotate: true, interleaved: true, scale: 1 / math.Sqrt(72), x: map[string][]float64{}}
+	for name, shape := range c.shapes() {
+		c.x[name] = normals(rng, tensor.Shape(shape).TotalSize())
+		for j := range c.x[name] {
+			c.x[name][j] /= math.Sqrt(float64(shape[len(shape)-1]))
+		}
+	}
+	for i := range c.x["norm"] {
+		c.x["norm"][i] = 1 + rng.NormFloat64()/10
+	}
+	for _, one := range []bool{false, true} {
+		of := &nn.TPLA{Seed: rng.Uint64()}
+		if one { // by eigenvectors of 256 elements alone
+			clear(c.x["down"][256*c.width : 512*c.width])
+			latents := normals(rng, 300*576)
+			for i := range 300 {
+				clear(latents[i*576+256:][:256])
+			}
+			of.PCA, of.Latents = true, graphtest.TensorOf(tensor.Float64, latents, 300, 576)
+		}
+		whole, shards := c.slice(t, of, tensor.Float32)
+		alpha, mu := factors(shards)
+		if one {
+			near(t, "formula", whole.formula(t, alpha, mu, 0, tensor.Float32), c.want(), 1e-5) // weights are float32
+		}
+		for storage, tolerance := range map[tensor.Dtype][2]float64{tensor.Float32: {1e-5, 2e-5}, la.BFloat16: {1e-3, 2e-3}} {
+			want := whole.formula(t, alpha, mu, 0, storage)
+			got, worst := c.decoding(t, whole, shards, storage, 0), 0.0
+			for i, w := range want {
+				worst = max(worst, math.Abs(got[i]-w)/(tolerance[0]*math.Abs(w)+tolerance[1]))
+			}
+			if t.Logf("one half %v, %v: %.2f of the tolerance", one, storage, worst); !(worst <= 1) {
+				t.Errorf("one half %v, %v: %v times the tolerance", one, storage, worst)
+			}
+		}
+	}
+}
+
+func factors(shards []*mlaCase) (alpha, mu []float64) {
+	for _, s := range shards {
+		alpha, mu = append(alpha, s.latents.Alpha), append(mu, s.latents.Mu)
+	}
+	return alpha, mu
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/nccl"
@@ -23,6 +25,9 @@ func (t collectives) Queue(w *ongpu.Work, kind ongpu.Collective, n, from int) er
 	if err := c.Err(); err != nil {
 		return err
 	}
+	if c.gpu == nil {
+		return fmt.Errorf("x is on a GPU, and the ranks have joined without GPUs: keep x in host memory: %w", errs.ErrUnsupported)
+	}
 	l := &collective{comm: c, kind: kind, src: part(w.In[0].Memory, n), dst: part(w.Out, n), from: from}
 	if !w.Recording() {
 		return w.Do(l.Queue)
@@ -34,6 +39,22 @@ func (t collectives) Queue(w *ongpu.Work, kind ongpu.Collective, n, from int) er
 		return err
 	}
 	return nil
+}
+
+// Exchange is that of all ranks' host memory.
+func (t collectives) Exchange(label string, parts [][]byte) ([][]byte, error) {
+	c := t.Comm
+	if err := c.Err(); err != nil {
+		return nil, err
+	}
+	if c.gpu != nil {
+		return nil, fmt.Errorf("x is in host memory, and the ranks have joined with GPUs: want a tensor on the rank's GPU: %w", errs.ErrUnsupported)
+	}
+	if c.session == nil {
+		return parts, nil
+	}
+	got, err := c.session.Exchange(label, parts)
+	return got, rankError(err)
 }
 
 func part(m gpu.Memory, n int) nccl.Part { return nccl.Part{Buffer: m.Buffer, Offset: m.Offset, N: n} }

@@ -2,6 +2,7 @@ package ranks
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -49,7 +50,7 @@ func rankError(err error) error {
 type Comm struct {
 	mark    nocopy.Mark
 	world   World
-	gpu     *device.GPU
+	gpu     *device.GPU         // nil: collectives are in host memory
 	members []member            // of the GPU value
 	session *rendezvous.Session // nil: as well
 	checks  []func()            // to be called when the Comm has ended: nobody asks it any more whether ranks have failed
@@ -80,9 +81,10 @@ const (
 // loadNCCL is a variable for tests.
 var loadNCCL = nccl.Load
 
-// Join waits until all ranks have come, and makes NCCL's communicators of their GPUs.
+// Join waits until all ranks have come, and makes NCCL's communicators of their GPUs. Without GPUs, collectives are in host memory, and what
+// ranks other than rank 0 send to each other passes through rank 0.
 //
-//   - gpu is this rank's GPU, or several ([device.Open]), as many for all ranks. There is a communicator of the first GPUs
+//   - gpu is this rank's GPU, or several ([device.Open]), as many for all ranks, or nil for all ranks. There is a communicator of the first GPUs
 //     of all ranks, one of the second ones, and so on. A GPU value can be in one Comm at a time.
 //   - same lists what all ranks must have alike, in any order: settings as texts, such as "seed 7", and checksums of
 //     what is long. Join adds this module's version and the number of GPUs. If the lists differ, all ranks end at once,
@@ -90,7 +92,7 @@ var loadNCCL = nccl.Load
 //   - Where LEANATTENTION_SECRET is set, or LEANATTENTION_SECRET_FILE names a file, ranks prove to each other that they
 //     know this secret of 16 bytes and more. It is not sent. Others are turned away.
 //
-// A world of one needs neither others nor NCCL.
+// A world of one needs neither others nor NCCL. Ranks without GPUs need no NCCL.
 //
 // Errors:
 //
@@ -107,11 +109,15 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 	if w.Timeout == 0 {
 		w.Timeout = defaultTimeout
 	}
-	devs, group, leave, err := gpu.Internal().Devices("ranks." + op)
-	if err != nil {
-		return nil, err
+	var devs []*cuda.Device
+	var group *queue.Group
+	if gpu != nil {
+		var leave func()
+		if devs, group, leave, err = gpu.Internal().Devices("ranks." + op); err != nil {
+			return nil, err
+		}
+		defer leave()
 	}
-	defer leave()
 	c := &Comm{world: w, gpu: gpu, start: time.Now(), stop: make(chan struct{}), guarded: make(chan struct{})}
 	c.mark.Set()
 	for _, dev := range devs {
@@ -139,7 +145,13 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 			unwatch(devs)
 		}
 	}()
-	lib, libErr := loadNCCL() // who has none tells the others
+	var lib *nccl.Library
+	var libErr error
+	if gpu != nil {
+		lib, libErr = loadNCCL() // who has none tells the others
+	} else {
+		same = append(slices.Clone(same), byteOrder())
+	}
 	ids := make([]nccl.ID, len(devs))
 	session, made, err := rendezvous.Join(ctx, rendezvous.Config{Rank: w.Rank, Size: w.Size, Address: w.Address, Job: w.Job, Secret: key,
 		Same: append(slices.Clone(same), "leanattention "+version(), several(len(devs))), Timeout: w.Timeout, Beat: beat, Silence: silence},
@@ -193,7 +205,13 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 	return c, nil
 }
 
+// byteOrder is the order of bytes in memory, which ranks send as it is.
+func byteOrder() string { return fmt.Sprint("byte order ", binary.NativeEndian.Uint16([]byte{1, 2})) }
+
 func several(gpus int) string {
+	if gpus == 0 {
+		return "no GPU"
+	}
 	if gpus == 1 {
 		return "one GPU"
 	}

@@ -9,8 +9,8 @@
 //	...
 //	defer comm.Close()                       // before the GPU
 //
-// NVIDIA's NCCL makes the sums: version 2.23 or newer must be installed. The rest of this module does not need NCCL. All ranks
-// must run the same sums in the same order.
+// NVIDIA's NCCL makes the sums: version 2.23 or newer must be installed. The rest of this module does not need NCCL. Ranks that join
+// without a GPU sum in host memory, and need no NCCL. All ranks must run the same sums in the same order.
 //
 // A failure of one rank ends all ranks within seconds, with an error that names the rank: see [Comm.Err].
 package ranks

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
 )
 
 func environmentOf(pairs ...string) (World, error) {
@@ -108,7 +109,7 @@ func TestWorldCheck(t *testing.T) {
 			t.Errorf("Join, %+v: %v", w, err)
 		}
 	}
-	if _, err := Join(t.Context(), nil, World{Size: 1}); !errors.Is(err, la.ErrState) {
+	if _, err := Join(t.Context(), new(device.GPU), World{Size: 1}); !errors.Is(err, la.ErrState) {
 		t.Errorf("no GPU: %v", err)
 	}
 }

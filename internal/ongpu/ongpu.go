@@ -296,6 +296,8 @@ type Comm interface {
 	// Queue queues a collective of the first input, of n elements of 32 bits, to the output. from is the rank of a
 	// broadcast.
 	Queue(w *Work, c Collective, n, from int) error
+	// Exchange sends a part to each rank, from host memory, and returns what each rank has sent. All ranks have the same label.
+	Exchange(label string, parts [][]byte) (got [][]byte, err error)
 }
 
 // CopyOp is an op that copies its input to a GPU, or else from one.

@@ -92,7 +92,12 @@ func (m Main) Run() int {
 // their environment, with %d for the rank, and comes last. Those in without are not started.
 func Run(t *testing.T, size int, env []string, without ...int) []Rank {
 	t.Helper()
-	env = append(slices.Clone(libraries(t)), env...)
+	return RunHost(t, size, append(slices.Clone(libraries(t)), env...), without...)
+}
+
+// RunHost is Run of ranks without GPUs.
+func RunHost(t *testing.T, size int, env []string, without ...int) []Rank {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
