@@ -105,7 +105,7 @@ func (f *flags) parse(args []string, std streams) error {
 		return usagef("%q is no flag; a text is given with -p", f.Arg(0))
 	}
 	f.Visit(func(x *flag.Flag) {
-		if x.Value.String() == "" && slices.Contains([]string{"prompt-cache", "tools"}, x.Name) {
+		if x.Value.String() == "" && slices.Contains([]string{"prompt-cache", "tools", "api-key-file", "ssl-cert-file", "ssl-key-file"}, x.Name) {
 			err = usagef("-%s needs a file", x.Name)
 		}
 	})

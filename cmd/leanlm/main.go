@@ -2,6 +2,7 @@
 //
 //	leanlm generate -m SmolLM2-135M-Instruct -p "Once upon a time"
 //	leanlm chat -m SmolLM2-135M-Instruct.Q4_1.gguf
+//	leanlm serve -m SmolLM2-135M-Instruct
 //	leanlm perplexity -m SmolLM2-135M-Instruct -f book.txt
 //	leanlm tokenize -m SmolLM2-135M-Instruct -p "Once upon a time"
 //
@@ -56,6 +57,7 @@ type streams struct {
 var commands = []command{
 	{name: "generate", what: "continue texts", run: generate},
 	{name: "chat", what: "have a conversation", run: talk, interrupts: true},
+	{name: "serve", what: "answer OpenAI's HTTP interface", run: serveModel, interrupts: true},
 	{name: "perplexity", what: "tell how well a model predicts a text", run: perplexity},
 	{name: "tokenize", what: "list the tokens of a text", run: tokenize},
 }
