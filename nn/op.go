@@ -59,10 +59,11 @@ type argument struct {
 func (a *argument) checkGPU(title string) error {
 	if a.weights {
 		has := func(f weight.Format) bool { return f.Kernels() != "" }
-		if f, ok := operand.WeightFormat(a.dtype); ok && has(f) {
+		f, ok := operand.WeightFormat(a.dtype)
+		if ok && has(f) {
 			return nil
 		}
-		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %s: convert %s, or keep all inputs in host memory", a.name, a.dtype, weight.Names(has), a.name)
+		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %s: convert %s, or keep all inputs in host memory", a.name, f, weight.Names(has), a.name)
 	}
 	want := tensor.Float32
 	if a.data {

@@ -2,6 +2,7 @@ package operand
 
 import (
 	"fmt"
+	"reflect"
 	"unsafe"
 
 	"github.com/chewxy/hm"
@@ -18,7 +19,18 @@ var weightTypes = [weight.Formats]tensor.Dtype{
 	weight.Float64:  tensor.Float64,
 	weight.Float16:  Float16,
 	weight.BFloat16: BFloat16,
+	weight.Int8:     tensor.Int8,
+	weight.Q8_0:     {Type: reflect.TypeFor[Q8_0]()},
+	weight.Q4_0:     {Type: reflect.TypeFor[Q4_0]()},
+	weight.Q4_1:     {Type: reflect.TypeFor[Q4_1]()},
 }
+
+// The types that stand for formats in blocks. Gorgonia never has a tensor of them.
+type (
+	Q8_0 struct{}
+	Q4_0 struct{}
+	Q4_1 struct{}
+)
 
 // WeightType returns the element type of a node whose value has a format.
 func WeightType(f weight.Format) tensor.Dtype { return weightTypes[f] }
@@ -41,11 +53,18 @@ func SumType(f weight.Format) tensor.Dtype { return weightTypes[weight.Dense(f.S
 //   - The planes are what the format stores: elements and, with some formats, scales. Each plane is a tensor in host memory or on
 //     GPUs, with rows on axis 0. A sharded weight has sharded planes.
 //   - The element type of the value stands for the format.
-//   - A weight of a format without scales may also be a plain tensor, its elements: see [WeightOf].
+//   - A weight of a format without scales and blocks may also be a plain tensor, its elements: see [WeightOf].
 type Weight struct {
 	Of       weight.Format
-	Elements G.Value // (rows, columns)
+	Elements G.Value // (rows, columns); of a format in blocks (rows, bytes of a row), of uint8
 	Scales   G.Value // (rows), float32; nil: the format has no scales
+
+	shape tensor.Shape // nil: that of Elements
+}
+
+// NewBlocks returns the weight of rows in blocks. data is kept.
+func NewBlocks(of weight.Format, data []byte, rows, columns int) *Weight {
+	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, of.Size(columns)), tensor.WithBacking(data)), shape: tensor.Shape{rows, columns}}
 }
 
 // WeightOf returns the weight of a value: a *Weight, or a tensor whose type stands for a format without scales.
@@ -74,8 +93,8 @@ func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 	if !ok || !t.IsNativelyAccessible() {
 		return m, errs.Errorf(op, errs.ErrUnsupported, "%s is a %T, want a *tensor.Dense in host memory", name, w.Elements)
 	}
-	m = weight.Matrix{Format: w.Of, Len: t.Shape().TotalSize()}
-	switch w.Of.Bytes() {
+	m = weight.Matrix{Format: w.Of, Len: w.Shape().TotalSize()}
+	switch int(t.Dtype().Size()) {
 	case 1:
 		m.Ptr = pointer(dense.Elements[uint8](t))
 	case 2:
@@ -99,7 +118,12 @@ func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 func pointer[T any](s []T) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s)) }
 
 // Shape returns (rows, columns).
-func (w *Weight) Shape() tensor.Shape { return w.Elements.Shape() }
+func (w *Weight) Shape() tensor.Shape {
+	if w.shape != nil {
+		return w.shape
+	}
+	return w.Elements.Shape()
+}
 
 // Dtype returns the element type that stands for the format.
 func (w *Weight) Dtype() tensor.Dtype { return WeightType(w.Of) }

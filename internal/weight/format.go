@@ -19,26 +19,39 @@ const (
 	Float64
 	Float16
 	BFloat16
+	Int8 // signed bytes, and a scale of each row
+
+	// Blocks of GGUF files: see blocks.go.
+	Q8_0
+	Q4_0
+	Q4_1
+
 	Formats = iota // how many there are
 )
 
 // formats has a line for each format.
 var formats = [Formats]struct {
 	name    string
-	bytes   int        // of an element
+	bytes   int        // of an element, or of a block
 	sums    attn.DType // of x and y, and of what elements are multiplied in
 	dense   bool       // elements are numbers of type element, without scales
 	element attn.DType
 	scales  bool   // each row has a float32 factor
 	kernels string // name of the format in GPU kernels; "": there are none
+	blocks  layout // the zero layout: elements are stored one by one
 }{
 	Float32:  {name: "float32", bytes: 4, sums: attn.Float32, dense: true, element: attn.Float32, kernels: "f32"},
 	Float64:  {name: "float64", bytes: 8, sums: attn.Float64, dense: true, element: attn.Float64},
 	Float16:  {name: "float16", bytes: 2, sums: attn.Float32, dense: true, element: attn.Float16, kernels: "f16"},
 	BFloat16: {name: "bfloat16", bytes: 2, sums: attn.Float32, dense: true, element: attn.BFloat16, kernels: "bf16"},
+	Int8:     {name: "int8", bytes: 1, sums: attn.Float32, scales: true},
+	Q8_0:     {name: "Q8_0", bytes: 2 + 32, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
+	Q4_0:     {name: "Q4_0", bytes: 2 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
+	Q4_1:     {name: "Q4_1", bytes: 2 + 2 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32, minima: true}},
 }
 
-// Decode converts elements at src to float32, without their scales. It is for formats whose sums are float32.
+// Decode converts elements at src to float32, without the scales of rows. Decode is for formats whose sums are float32. Of a format in
+// blocks, src and dst are whole blocks.
 func Decode(f Format, dst []float32, src unsafe.Pointer) {
 	switch n := len(dst); f {
 	case Float32:
@@ -47,7 +60,15 @@ func Decode(f Format, dst []float32, src unsafe.Pointer) {
 		half.DecodeFloat16(dst, unsafe.Slice((*uint16)(src), n))
 	case BFloat16:
 		half.DecodeBFloat16(dst, unsafe.Slice((*uint16)(src), n))
+	case Int8:
+		for i, v := range unsafe.Slice((*int8)(src), n) {
+			dst[i] = float32(v)
+		}
 	default:
+		if f.Block() > 1 {
+			decodeBlocks(f, dst, unsafe.Slice((*byte)(src), f.Size(n)))
+			return
+		}
 		panic(fmt.Sprintf("weights of %v as float32", f))
 	}
 }
@@ -63,13 +84,24 @@ func (f Format) String() string {
 	return formats[f].name
 }
 
-// Bytes returns the size of an element, 0 if f is unknown.
+// Bytes returns the size of an element, or of a block if f has blocks; 0 if f is unknown.
 func (f Format) Bytes() int {
 	if !f.Known() {
 		return 0
 	}
 	return formats[f].bytes
 }
+
+// Block returns the number of elements of a block, 1 if f has none. Rows of a matrix are whole blocks.
+func (f Format) Block() int {
+	if !f.Known() {
+		return 1
+	}
+	return max(1, formats[f].blocks.elements)
+}
+
+// Size returns the size of n elements, which are whole blocks.
+func (f Format) Size(n int) int { return n / f.Block() * f.Bytes() }
 
 // Sums returns the type of the numbers that weights are multiplied with, and of their sums.
 func (f Format) Sums() attn.DType { return formats[f].sums }
@@ -99,14 +131,14 @@ func Dense(d attn.DType) Format {
 // Matrix is weights in host memory, row after row. Whoever makes a Matrix keeps the memory alive while it is used.
 type Matrix struct {
 	Format Format
-	Ptr    unsafe.Pointer // the first element, aligned to the size of one; nil only if Len is 0
+	Ptr    unsafe.Pointer // the first element, aligned to the size of one unless the format has blocks; nil only if Len is 0
 	Len    int            // elements
 
 	Scales []float32 // a factor of each row; nil: there are none
 }
 
-// At returns a pointer to element i.
-func (m *Matrix) At(i int) unsafe.Pointer { return unsafe.Add(m.Ptr, i*m.Format.Bytes()) }
+// At returns a pointer to element i, which begins a block.
+func (m *Matrix) At(i int) unsafe.Pointer { return unsafe.Add(m.Ptr, m.Format.Size(i)) }
 
 // Rows returns n rows of so many columns, from one row on.
 func (m *Matrix) Rows(from, n, columns int) Matrix {
@@ -125,7 +157,9 @@ func (m *Matrix) Check(op, name string) error {
 		return attn.Errorf(op, attn.ErrDType, "%s is of %v", name, m.Format)
 	case m.Len < 0 || m.Len > 0 && m.Ptr == nil:
 		return attn.Errorf(op, attn.ErrShape, "%s has %d elements at %v", name, m.Len, m.Ptr)
-	case uintptr(m.Ptr)%uintptr(size) != 0:
+	case m.Len%m.Format.Block() != 0:
+		return attn.Errorf(op, attn.ErrShape, "%s is of %v and has %d elements, want blocks of %d", name, m.Format, m.Len, m.Format.Block())
+	case m.Format.Block() == 1 && uintptr(m.Ptr)%uintptr(size) != 0:
 		return attn.Errorf(op, attn.ErrShape, "%s at %v is not aligned to its %d-byte elements", name, m.Ptr, size)
 	case m.Len > 0 && m.Format.HasScales() && m.Scales == nil:
 		return attn.Errorf(op, attn.ErrShape, "%s is of %v and has no scales", name, m.Format)

@@ -56,3 +56,71 @@ type rowArgs struct {
 	within, beyond int
 	next, behind   int
 }
+
+// Weights of 8 and fewer bits are read in groups: four blocks of 32 elements of a row. Kernels bring weights and x into the two forms
+// below, with zeros behind the end of a row. The order of the integers is a tier's own.
+const (
+	groupBlocks   = 4
+	groupElements = 32 * groupBlocks
+)
+
+// weightGroup is a group of a row of weights. Element e of block b is scales[b] q + minima[b].
+//
+// If runs of 16 elements have a scale, high has those of the second halves of blocks.
+type weightGroup struct {
+	q                    [groupElements]byte
+	scales, high, minima [groupBlocks]float32
+	_                    [16]byte
+}
+
+// xGroup is a group of a row of x that is rounded to 8 bits. Element e of block b is scales[b] q, and sums[b] the sum of the block.
+type xGroup struct {
+	q            [groupElements]int8
+	offsets      [16]int32 // of kernels whose weights are not signed: what their sums begin with
+	scales, sums [groupBlocks]float32
+	_            [32]byte
+}
+
+// roundArgs are the arguments of a kernel that rounds a row of x to 8 bits.
+type roundArgs struct {
+	dst unsafe.Pointer // groups of x
+	src unsafe.Pointer // float32
+	n   int            // elements, a multiple of 32 and at least 32
+}
+
+// unpackArgs are the arguments of a kernel that makes groups of rows of weights. Steps are distances in bytes.
+type unpackArgs struct {
+	dst    unsafe.Pointer
+	dstRow int
+	src    unsafe.Pointer
+	srcRow int
+	rows   int // at least 1
+	n      int // elements of a row, a multiple of the format's block
+
+	// While the bytes at an address are read, those `ahead` bytes on are prefetched. They may be beyond the ends of buffers.
+	ahead int
+}
+
+// expandArgs are the arguments of a kernel that converts groups of rows of weights to float32, in order.
+type expandArgs struct {
+	dst    unsafe.Pointer
+	dstRow int
+	src    unsafe.Pointer
+	srcRow int
+	rows   int // at least 1
+	groups int // of a row, at least 1
+}
+
+// groupArgs are the arguments of a kernel that multiplies groups of x by groups of weights. Steps are distances in bytes.
+type groupArgs struct {
+	y           unsafe.Pointer // float32: the result of row r and output feature o is at y + r*yRow + o*yStep
+	yRow, yStep int
+	w           unsafe.Pointer
+	wRow        int // 0: the same row for all output features
+	x           unsafe.Pointer
+	xRow        int
+	groups      int // of a row, at least 1
+
+	// Constant for a kernel:
+	rows, outs int
+}

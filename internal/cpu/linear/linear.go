@@ -31,7 +31,7 @@ type Operands[F lean.Float] struct {
 	Y                     []F
 	Activation            attn.Activation
 
-	// RoundX lets X be rounded to the type of W if that is faster.
+	// RoundX lets X be rounded to the type of W if that is faster: to 8 bits by block of 32 elements, if W has 8 or fewer bits.
 	RoundX bool
 }
 
@@ -95,6 +95,12 @@ func (o *Operands[F]) joins(other *Operands[F]) bool {
 	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.RoundX == o.RoundX
 }
 
+// Has reports whether the CPU in use has kernels for weights of a format.
+func Has(f weight.Format) bool {
+	k := linearTiers[cpu.InUse()]
+	return k.dot[f][1] != nil || k.blocks.unpack[f] != nil
+}
+
 // rows returns the elements between two rows of X, and of Y.
 func (o *Operands[F]) rows() (x, y int) {
 	x, y = o.XRow, o.YRow
@@ -127,7 +133,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	l := free.Get()
 	l.kernels = linearTiers[cpu.InUse()]
 	l.in = o.In
-	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.In*o.W.Format.Bytes()
+	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.W.Format.Size(o.In)
 	l.roundX = o.RoundX
 	l.layers, l.inTurn = l.layers[:0], false
 	for i := range all {
@@ -148,6 +154,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	clear(l.layers)
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
+		l.workers[i].blocks.forget()
 	}
 	free.Put(l)
 	return nil
@@ -173,8 +180,11 @@ func (o *Operands[F]) check() error {
 	if size != o.W.Format.Sums().Size() {
 		return attn.Errorf(op, attn.ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.Format, size)
 	}
-	if has := func(f weight.Format) bool { return linearTiers[cpu.InUse()].dot[f][1] != nil }; !has(o.W.Format) {
-		return attn.Errorf(op, attn.ErrUnsupported, "the weights are of %v, and the CPU has kernels for %s: convert the weights", o.W.Format, weight.Names(has))
+	if o.In%o.W.Format.Block() != 0 {
+		return attn.Errorf(op, attn.ErrShape, "rows of x have %d elements, and the weights are of %v: want a multiple of %d", o.In, o.W.Format, o.W.Format.Block())
+	}
+	if !Has(o.W.Format) {
+		return attn.Errorf(op, attn.ErrUnsupported, "the weights are of %v, and the CPU has kernels for %s: convert the weights", o.W.Format, weight.Names(Has))
 	}
 	if o.W.Scales != nil && len(o.W.Scales) < o.Out {
 		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)

@@ -34,7 +34,8 @@ type rowRange struct {
 // rowScratch is the scratch of a thread.
 type rowScratch struct {
 	rowArgs
-	_ [cpu.CacheLine]byte
+	blocks blockScratch
+	_      [cpu.CacheLine]byte
 }
 
 // take returns a piece that has not begun, and the piece after it, -1 if that belongs to another thread.
@@ -98,6 +99,7 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 	r.linearRun = nil
 	for i := range threads {
 		r.args[i].rowArgs = rowArgs{}
+		r.args[i].blocks.forget()
 	}
 	return nil
 }
@@ -134,7 +136,7 @@ func (r *rowRun) Work(i, thread int) {
 			if !ok {
 				break
 			}
-			r.compute(&r.args[thread].rowArgs, piece, next)
+			r.compute(&r.args[thread], piece, next)
 		}
 	}
 }
@@ -171,7 +173,7 @@ func (r *rowRun) begins(piece, least int) unsafe.Pointer {
 }
 
 // compute computes a piece. next is the thread's next piece, or -1.
-func (r *rowRun) compute(a *rowArgs, piece, next int) {
+func (r *rowRun) compute(a *rowScratch, piece, next int) {
 	first, end := r.layersOf(piece)
 	for j := first; j < end; j++ {
 		from, to := r.part(piece, j)
@@ -182,7 +184,11 @@ func (r *rowRun) compute(a *rowArgs, piece, next int) {
 		if then == nil && next >= 0 {
 			then = r.begins(next, 0)
 		}
-		r.features(a, &r.layers[j], from, to, then)
+		if r.blocks.kernels != nil {
+			r.blockFeatures(&a.blocks, &r.layers[j], from, to)
+		} else {
+			r.features(&a.rowArgs, &r.layers[j], from, to, then)
+		}
 		r.finish(&r.layers[j], r.first, 1, from, to-from)
 	}
 }

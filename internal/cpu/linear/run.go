@@ -49,6 +49,7 @@ type linearLayer struct {
 	scales                unsafe.Pointer // float32; nil: none
 	bias, times, residual unsafe.Pointer // nil: none
 	activation            attn.Activation
+	rounded               int // which of the rounded x is the layer's: see blocks.go
 }
 
 // units returns the number of shareOuts features of the layer.
@@ -77,6 +78,9 @@ type linearRun struct {
 	// One row: see row.go.
 	row rowRun
 
+	// Weights of 8 and fewer bits: see blocks.go.
+	blocks blockRun
+
 	// Many rows, in tiles: see tiles.go.
 	tiles         *matmul.Set
 	way           *matmul.Way
@@ -93,11 +97,13 @@ type linearRun struct {
 type linearWorker struct {
 	args    dotArgs
 	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; a tier takes at least 3 rows at once
+	blocks  blockScratch
 	_       [cpu.CacheLine]byte
 }
 
 // run computes the layers for the given number of rows.
 func (l *linearRun) run(e *cpu.Engine, rows int) error {
+	l.setBlocks()
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
 		return l.eachInTiles(e, rows)
 	}
@@ -111,8 +117,13 @@ func (l *linearRun) run(e *cpu.Engine, rows int) error {
 		l.passes = (l.rows-1)/l.kernels.rows + 1
 		worth := attn.Product(outs, l.in*l.passes) / shareWeights
 		weights := float64(outs) * float64(l.in)
-		threads := cpu.ThreadsFor(cpu.WorkOf(weights*float64(l.format.Bytes()), weights*float64(l.rows)))
-		if l.rows == 1 && l.kernels.row.dot[l.format] != nil {
+		threads := cpu.ThreadsFor(cpu.WorkOf(weights*float64(l.wRow)/float64(max(l.in, 1)), weights*float64(l.rows)))
+		if l.blocks.integer {
+			if err := l.roundRows(e, threads); err != nil {
+				return err
+			}
+		}
+		if l.rows == 1 && (l.kernels.row.dot[l.format] != nil || l.blocks.kernels != nil && l.kernels.row.streams > 0) {
 			if err := l.oneRow(e, threads); err != nil {
 				return err
 			}
@@ -161,6 +172,11 @@ func (l *linearRun) features(w *linearWorker, layer *linearLayer, from, to int) 
 	w.args.xRow, w.args.yRow = layer.xRow, layer.yRow
 	for at := from; at < to; at += tileOuts {
 		outs := min(tileOuts, to-at)
+		if l.blocks.kernels != nil {
+			l.blockFeatures(&w.blocks, layer, at, at+outs)
+			l.finish(layer, l.first, l.rows, at, outs)
+			continue
+		}
 		quarter := outs / dotStreams
 		w.args.wStep, w.args.yStep = quarter*l.wRow, quarter*l.size
 		for o := at; o < at+quarter; o++ {

@@ -13,11 +13,16 @@ type linearKernels struct {
 
 	row rowKernels // for one row
 
+	blocks *blockKernels // for weights of 8 and fewer bits; nil: those in Go
+
 	tiles *matmul.Set // for many rows; nil: the dot kernels compute them
 }
 
 func init() {
 	for _, k := range linearTiers {
+		if k != nil && k.blocks == nil {
+			k.blocks = &blocksGo
+		}
 		for f := range linearGo.dot {
 			if k != nil && k.dot[f][1] == nil {
 				k.dot[f] = linearGo.dot[f]

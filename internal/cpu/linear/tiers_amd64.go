@@ -5,6 +5,7 @@ package linear
 import (
 	"math"
 
+	x86 "golang.org/x/sys/cpu"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/weight"
@@ -23,7 +24,38 @@ var linearAVX2 = linearKernels{
 		dot:     [weight.Formats]func(*rowArgs){weight.Float32: rowF32AVX2, weight.Float16: rowF16AVX2, weight.BFloat16: rowBF16AVX2},
 		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
 	},
-	tiles: matmul.Tiers[cpu.TierAVX2],
+	tiles:  matmul.Tiers[cpu.TierAVX2],
+	blocks: &blocksAVX2,
+}
+
+var blocksAVX2 = blockKernels{
+	unpack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: unpackI8AVX2, weight.Q8_0: unpackQ80AVX2, weight.Q4_0: unpackQ40AVX2, weight.Q4_1: unpackQ41AVX2,
+	},
+	round:  roundAVX2,
+	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2},
+	one:    [blockKinds]func(*groupArgs){oneAVX2, oneMinimaAVX2},
+	many:   [blockKinds]func(*groupArgs){manyAVX2, manyMinimaAVX2},
+	rows:   4, outs: 1, ahead: 2048,
+}
+
+// blocksAVX512 needs VNNI. Processors with AVX-512 without it have blocksAVX2.
+var blocksAVX512 = blockKernels{
+	unpack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: unpackI8AVX512, weight.Q8_0: unpackQ80AVX512, weight.Q4_0: unpackQ40AVX512, weight.Q4_1: unpackQ41AVX512,
+	},
+	round:  roundAVX512,
+	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512},
+	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512},
+	many:   [blockKinds]func(*groupArgs){manyAVX512, manyMinimaAVX512},
+	rows:   4, outs: 2, ahead: 2048,
+}
+
+func blocksOfAVX512() *blockKernels {
+	if x86.X86.HasAVX512VNNI {
+		return &blocksAVX512
+	}
+	return &blocksAVX2
 }
 
 var linearAVX512 = linearKernels{
@@ -38,7 +70,8 @@ var linearAVX512 = linearKernels{
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
 		fetch: prefetchAVX512, idle: 512 << 10,
 	},
-	tiles: matmul.Tiers[cpu.TierAVX512],
+	tiles:  matmul.Tiers[cpu.TierAVX512],
+	blocks: blocksOfAVX512(),
 }
 
 // linearAMX is AVX-512 but for many rows.

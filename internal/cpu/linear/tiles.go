@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Many rows are computed in tiles: some rows by some features, whose sums stay in registers for a part of In. A
@@ -32,12 +33,16 @@ type (
 
 // tilesFor returns the kernels of tiles for the given number of rows, or nil if the rows are few.
 func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
-	if l.in < tileIn || l.size != 4 {
+	if l.in < tileIn || l.size != 4 || l.blocks.integer {
 		return nil, nil
 	}
+	format := l.format
+	if l.blocks.kernels != nil {
+		format = weight.Float32
+	}
 	for t := l.kernels.tiles; t != nil; t = t.Fewer {
-		w := &t.Ways[l.format]
-		if r := t.Rounded[l.format]; l.roundX && r != nil {
+		w := &t.Ways[format]
+		if r := t.Rounded[format]; l.roundX && r != nil {
 			w = r
 		}
 		if w.Pack != nil && rows >= w.FromRows {
@@ -214,6 +219,7 @@ type tileScratch struct {
 	mul     matmul.Args
 	pack    matmul.PackArgs
 	dot     dotArgs
+	blocks  blockScratch
 	one     [dotStreams]float32
 	_       [cpu.CacheLine]byte
 }
@@ -253,8 +259,11 @@ func (p *tilePiece) packWeights(k, n int) {
 	for o := p.from; o < p.to; o += w.Rows {
 		at := o - p.from
 		a.Dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.Outs*bytes+at%p.tiles.Outs/w.Rows*group)
-		a.Src = unsafe.Add(p.w, o*p.wRow+k*p.format.Bytes())
+		a.Src = unsafe.Add(p.w, o*p.wRow+p.format.Size(k))
 		a.Rows = min(w.Rows, p.to-o)
+		if p.blocks.kernels != nil {
+			a.Src, a.SrcRow = p.expandRows(&p.scratch.blocks, a.Src, a.Rows, n)
+		}
 		w.Pack(a)
 	}
 }
@@ -319,7 +328,12 @@ func (p *tilePiece) mend() {
 				continue
 			}
 			a.w = unsafe.Add(p.w, (p.from+o)*p.wRow)
-			p.kernels.dot[p.format][1](a)
+			format := p.format
+			if p.blocks.kernels != nil {
+				a.w, _ = p.expandRows(&p.scratch.blocks, a.w, 1, p.in)
+				format = weight.Float32
+			}
+			p.kernels.dot[format][1](a)
 			y[o] = p.scratch.one[0]
 		}
 	}

@@ -24,6 +24,7 @@ type family struct {
 var families = []family{
 	{"vector", "activation", activation},
 	{"attention", "dropout", dropped},
+	{"linear", "blocks", linearBlocks},
 	{"linear", "dot", linear},
 	{"linear", "row", linearRow},
 	{"matmul", "tiles", matmulTiles},

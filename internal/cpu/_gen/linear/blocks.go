@@ -1,0 +1,441 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/mmcloughlin/avo/attr"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+const blockSource = "blocks_go.go"
+
+// Offsets in a weightGroup and an xGroup, and their sizes. Integers are at 0.
+const (
+	wScales, wHigh, wMinima, wSize  = 128, 144, 160, 192
+	xOffsets, xScales, xSums, xSize = 128, 192, 208, 256
+)
+
+// kind is what a kernel of groups does: see blockKind.
+type kind struct {
+	name           string
+	minima, halves bool
+}
+
+var kinds = []kind{{name: ""}, {name: "Minima", minima: true}}
+
+// linearBlocks makes the kernels for weights of 8 and fewer bits.
+//
+// With AVX2 the integers of a group are in order and signed. With AVX-512 the first 64 are the first halves of the four blocks, and
+// those behind them the second halves: so four lanes of a vector are a block. There, signed integers have 128 added, since VPDPBUSD
+// multiplies bytes without a sign by bytes with one, and an xGroup has what is to be subtracted.
+func linearBlocks(g *gen) {
+	for _, set := range []isa{avx2, avx512} {
+		g.roundBlocks(set)
+		for _, k := range kinds {
+			g.expandBlocks(set, k)
+			g.oneBlocks(set, k)
+			g.manyBlocks(set, k)
+		}
+	}
+	for _, f := range blockFormats {
+		f.unpackAVX2(g)
+		f.unpackAVX512(g)
+	}
+}
+
+// words returns values of 32 bits in memory.
+func (g *gen) words(name string, x ...uint32) Mem {
+	m := g.StaticGlobal(name + g.fn)
+	g.DataAttributes(attr.RODATA | attr.NOPTR)
+	for _, x := range x {
+		g.AppendDatum(U32(x))
+	}
+	return m
+}
+
+// roundBlocks makes the kernel that rounds x.
+func (g *gen) roundBlocks(set isa) {
+	g.kernel("round", set, blockSource, "roundGo", args)
+	a := g.Dereference(g.Param("a"))
+	dst, src, left := g.field(a, "dst"), g.field(a, "src"), g.field(a, "n")
+	g.SHRQ(Imm(5), left)
+	abs, byAll, order := g.YMM(), g.YMM(), g.YMM()
+	g.VPBROADCASTD(g.words("abs", 1<<31-1), abs)
+	g.VMOVDQU(g.words("order", 0, 4, 1, 5, 2, 6, 3, 7), order)
+	c127 := g.XMM()
+	g.VMOVSS(g.words("c127", math.Float32bits(127)), c127)
+	zero := g.YMM()
+	g.VPXOR(zero, zero, zero)
+	bits := g.GP32()
+
+	g.Label("group")
+	g.CMPQ(left, Imm(4))
+	g.JGE(LabelRef("whole"))
+	for i := 0; i < xSize; i += 32 {
+		g.VMOVDQU(zero, Mem{Base: dst, Disp: i})
+	}
+	g.Label("whole")
+	for b := range 4 {
+		next := fmt.Sprintf("next%d", b)
+		if b > 0 {
+			g.TESTQ(left, left)
+			g.JZ(LabelRef("done"))
+		}
+		v := []reg.VecVirtual{g.YMM(), g.YMM(), g.YMM(), g.YMM()}
+		most, t := g.YMM(), g.YMM()
+		for i := range v {
+			g.VMOVUPS(Mem{Base: src, Disp: 32 * i}, v[i])
+			if i == 0 {
+				g.VPAND(abs, v[i], most)
+				continue
+			}
+			g.VPAND(abs, v[i], t)
+			g.VPMAXUD(t, most, most)
+		}
+		g.VEXTRACTI128(Imm(1), most, t.AsX())
+		g.VPMAXUD(t.AsX(), most.AsX(), most.AsX())
+		g.VPSHUFD(Imm(0b01001110), most.AsX(), t.AsX())
+		g.VPMAXUD(t.AsX(), most.AsX(), most.AsX())
+		g.VPSHUFD(Imm(0b10110001), most.AsX(), t.AsX())
+		g.VPMAXUD(t.AsX(), most.AsX(), most.AsX())
+		g.VMOVD(most.AsX(), bits)
+		scale, by := g.XMM(), g.XMM()
+		g.CMPL(bits, U32(0x7f800000))
+		g.JAE(LabelRef(fmt.Sprintf("odd%d", b)))
+		g.CMPL(bits, U32(7<<23))
+		g.JB(LabelRef(fmt.Sprintf("tiny%d", b)))
+		g.VDIVSS(c127, most.AsX(), scale)
+		g.VDIVSS(most.AsX(), c127, by)
+		g.VBROADCASTSS(by, byAll)
+		for i := range v {
+			g.VMULPS(byAll, v[i], v[i])
+			g.VCVTPS2DQ(v[i], v[i])
+		}
+		g.Label(fmt.Sprintf("store%d", b))
+		bytes, t2 := g.YMM(), g.YMM()
+		g.VPACKSSDW(v[1], v[0], bytes)
+		g.VPACKSSDW(v[3], v[2], t2)
+		g.VPACKSSWB(t2, bytes, bytes)
+		g.VPERMD(bytes, order, bytes)
+		g.VPADDD(v[2], v[0], v[0])
+		g.VPADDD(v[3], v[1], v[1])
+		g.VPHADDD(v[1], v[0], v[0])
+		g.VPHADDD(v[0], v[0], v[0])
+		g.VEXTRACTI128(Imm(1), v[0], t.AsX())
+		sums := g.XMM() // of four elements of both halves, in order
+		g.VPUNPCKLDQ(t.AsX(), v[0].AsX(), sums)
+		if set == avx2 {
+			g.VMOVDQU(bytes, Mem{Base: dst, Disp: 32 * b})
+		} else {
+			g.VMOVDQU(bytes.AsX(), Mem{Base: dst, Disp: 16 * b})
+			g.VEXTRACTI128(Imm(1), bytes, Mem{Base: dst, Disp: 64 + 16*b})
+			g.VPSLLD(Imm(7), sums, t.AsX())
+			g.VPSUBD(t.AsX(), zero.AsX(), t.AsX())
+			g.VMOVDQU(t.AsX(), Mem{Base: dst, Disp: xOffsets + 16*b})
+		}
+		g.VPHADDD(sums, sums, sums)
+		g.VPHADDD(sums, sums, sums)
+		g.VCVTDQ2PS(sums, sums)
+		g.VMULSS(scale, sums, sums)
+		g.VMOVSS(scale, Mem{Base: dst, Disp: xScales + 4*b})
+		g.VMOVSS(sums, Mem{Base: dst, Disp: xSums + 4*b})
+		g.JMP(LabelRef(next))
+		g.Label(fmt.Sprintf("odd%d", b))
+		g.VMOVSS(g.words(fmt.Sprintf("nan%d", b), 0x7fc00000), scale)
+		g.JMP(LabelRef(fmt.Sprintf("none%d", b)))
+		g.Label(fmt.Sprintf("tiny%d", b))
+		g.VXORPS(scale, scale, scale)
+		g.Label(fmt.Sprintf("none%d", b))
+		for i := range v {
+			g.VPXOR(v[i], v[i], v[i])
+		}
+		g.JMP(LabelRef(fmt.Sprintf("store%d", b)))
+		g.Label(next)
+		g.ADDQ(U32(128), src)
+		g.DECQ(left)
+	}
+	g.ADDQ(U32(xSize), dst)
+	g.TESTQ(left, left)
+	g.JNZ(LabelRef("group"))
+	g.Label("done")
+	g.ret()
+}
+
+// expandBlocks makes the kernel that converts groups to float32.
+func (g *gen) expandBlocks(set isa, k kind) {
+	g.kernel("expand"+k.name, set, blockSource, "expand"+k.name+"Go", args)
+	a := g.Dereference(g.Param("a"))
+	dst, src, rows := g.field(a, "dst"), g.field(a, "src"), g.field(a, "rows")
+	bias := g.vec()
+	if set == avx512 && !k.minima {
+		g.VPBROADCASTD(g.words("bias", 128), bias)
+	}
+	to, from, left := g.GP64(), g.GP64(), g.GP64()
+	v, scale, minimum := g.vec(), g.vec(), g.vec()
+	g.Label("row")
+	g.MOVQ(dst, to)
+	g.MOVQ(src, from)
+	g.MOVQ(g.fieldAt(a, "groups"), left)
+	g.Label("group")
+	for b := range 4 {
+		at := func(n int) Mem { return Mem{Base: from, Disp: n} }
+		g.VBROADCASTSS(at(wScales+4*b), scale)
+		if k.minima {
+			g.VBROADCASTSS(at(wMinima+4*b), minimum)
+		}
+		for i := 0; i < 32; i += set.lanes {
+			if k.halves && i == 16 {
+				g.VBROADCASTSS(at(wHigh+4*b), scale)
+			}
+			if set == avx2 {
+				g.VPMOVSXBD(at(32*b+i), v)
+			} else {
+				g.VPMOVZXBD(at(16*b+4*i), v)
+				if !k.minima {
+					g.VPSUBD(bias, v, v)
+				}
+			}
+			g.VCVTDQ2PS(v, v)
+			g.VMULPS(scale, v, v)
+			if k.minima {
+				g.VADDPS(minimum, v, v)
+			}
+			g.VMOVUPS(v, Mem{Base: to, Disp: 128*b + 4*i})
+		}
+	}
+	g.ADDQ(U32(wSize), from)
+	g.ADDQ(U32(512), to)
+	g.DECQ(left)
+	g.JNZ(LabelRef("group"))
+	g.ADDQ(g.fieldAt(a, "dstRow"), dst)
+	g.ADDQ(g.fieldAt(a, "srcRow"), src)
+	g.DECQ(rows)
+	g.JNZ(LabelRef("row"))
+	g.ret()
+}
+
+// groupTile is what a kernel of products has in registers.
+type groupTile struct {
+	*gen
+	kind
+	x, w []reg.GPVirtual // rows
+	sums [][]reg.VecVirtual
+	at   reg.GPVirtual // bytes from the beginning of a row of w
+	atX  reg.GPVirtual
+
+	lanes, ones reg.VecVirtual
+	four        reg.OpmaskVirtual // the first four lanes
+}
+
+func (g *gen) oneBlocks(set isa, k kind) {
+	g.kernel("one"+k.name, set, blockSource, "one"+k.name+"Go", args)
+	g.products(k, 1, 4)
+}
+
+func (g *gen) manyBlocks(set isa, k kind) {
+	g.kernel("many"+k.name, set, blockSource, "many"+k.name+"Go", args)
+	if set == avx2 {
+		g.products(k, 4, 1)
+	} else {
+		g.products(k, 4, 2)
+	}
+}
+
+// products makes the kernel of some rows of x and some of w.
+func (g *gen) products(k kind, nx, nw int) {
+	a := g.Dereference(g.Param("a"))
+	t := &groupTile{gen: g, kind: k}
+	rows := func(n int, base, step string) []reg.GPVirtual {
+		all := []reg.GPVirtual{g.field(a, base)}
+		if n > 1 {
+			by := g.field(a, step)
+			for i := 1; i < n; i++ {
+				all = append(all, g.GP64())
+				g.LEAQ(Mem{Base: all[i-1], Index: by, Scale: 1}, all[i])
+			}
+		}
+		return all
+	}
+	t.x, t.w = rows(nx, "x", "xRow"), rows(nw, "w", "wRow")
+	for range nx {
+		v := g.vecs(nw)
+		g.zero(v...)
+		t.sums = append(t.sums, v)
+	}
+	left := g.GP64()
+	t.at, t.atX = g.GP64(), g.GP64()
+	g.MOVQ(g.fieldAt(a, "groups"), left)
+	g.XORQ(t.at, t.at)
+	g.XORQ(t.atX, t.atX)
+	if g.isa == avx2 {
+		t.ones = g.YMM()
+		g.VPBROADCASTD(g.words("ones", 1<<16|1), t.ones)
+	} else {
+		t.lanes = g.ZMM()
+		g.VMOVDQU32(g.words("lanes", 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), t.lanes)
+		bits := g.GP32()
+		t.four = g.K()
+		g.MOVL(U32(15), bits)
+		g.KMOVW(bits, t.four)
+	}
+	g.Label("group")
+	if g.isa == avx2 {
+		t.groupAVX2()
+	} else {
+		t.groupAVX512()
+	}
+	t.addMinima()
+	g.ADDQ(U32(wSize), t.at)
+	g.ADDQ(U32(xSize), t.atX)
+	g.DECQ(left)
+	g.JNZ(LabelRef("group"))
+	// Four results make a vector: those of a row of x, or of four rows.
+	y, yRow, yStep := g.field(a, "y"), g.field(a, "yRow"), g.field(a, "yStep")
+	put := func(v []reg.VecVirtual, step reg.GPVirtual, y reg.GPVirtual) {
+		four, y2 := g.sum4(v), g.GP64()
+		g.LEAQ(Mem{Base: y, Index: step, Scale: 2}, y2)
+		g.VMOVSS(four, Mem{Base: y})
+		g.VEXTRACTPS(Imm(1), four, Mem{Base: y, Index: step, Scale: 1})
+		g.VEXTRACTPS(Imm(2), four, Mem{Base: y2})
+		g.VEXTRACTPS(Imm(3), four, Mem{Base: y2, Index: step, Scale: 1})
+	}
+	if nx == 1 {
+		put(t.sums[0], yStep, y)
+	} else {
+		for s := range t.w {
+			if s > 0 {
+				g.ADDQ(yStep, y)
+			}
+			put([]reg.VecVirtual{t.sums[0][s], t.sums[1][s], t.sums[2][s], t.sums[3][s]}, yRow, y)
+		}
+	}
+	g.ret()
+}
+
+func (t *groupTile) wAt(s, disp int) Mem { return Mem{Base: t.w[s], Index: t.at, Scale: 1, Disp: disp} }
+func (t *groupTile) xAt(r, disp int) Mem {
+	return Mem{Base: t.x[r], Index: t.atX, Scale: 1, Disp: disp}
+}
+
+// addMinima adds the minima of a group times the sums of x, in four lanes.
+func (t *groupTile) addMinima() {
+	if !t.minima {
+		return
+	}
+	load := func(from Mem) reg.VecVirtual {
+		v := t.vec()
+		if t.isa == avx2 {
+			t.VMOVUPS(from, v.AsX())
+		} else {
+			t.VMOVUPS_Z(from, t.four, v)
+		}
+		return v
+	}
+	var w []reg.VecVirtual
+	for s := range t.w {
+		w = append(w, load(t.wAt(s, wMinima)))
+	}
+	for r := range t.x {
+		x := load(t.xAt(r, xSums))
+		for s := range w {
+			t.VFMADD231PS(x, w[s], t.sums[r][s])
+		}
+	}
+}
+
+// groupAVX512 adds the products of a group. Operands of the fewer rows stay in registers.
+func (t *groupTile) groupAVX512() {
+	type operand struct{ low, high, scales reg.VecVirtual }
+	load := func(at func(int, int) Mem, i, scales int) (o operand) {
+		o = operand{t.ZMM(), t.ZMM(), t.ZMM()}
+		t.VMOVDQU32(at(i, 0), o.low)
+		t.VMOVDQU32(at(i, 64), o.high)
+		t.VBROADCASTF32X4(at(i, scales), o.scales)
+		return o
+	}
+	product := func(r, s int, x, w operand, offset reg.VecVirtual) {
+		v, scale := t.ZMM(), t.ZMM()
+		if t.minima {
+			t.VPXORD(v, v, v)
+		} else {
+			t.VMOVDQA32(offset, v)
+		}
+		t.VPDPBUSD(x.low, w.low, v)
+		t.VPDPBUSD(x.high, w.high, v)
+		t.VCVTDQ2PS(v, v)
+		t.VMULPS(x.scales, w.scales, scale)
+		t.VPERMILPS(t.lanes, scale, scale)
+		t.VFMADD231PS(scale, v, t.sums[r][s])
+	}
+	offset := func(r int) (v reg.VecVirtual) {
+		if !t.minima {
+			v = t.ZMM()
+			t.VMOVDQU32(t.xAt(r, xOffsets), v)
+		}
+		return v
+	}
+	if len(t.x) == 1 {
+		x, off := load(t.xAt, 0, xScales), offset(0)
+		for s := range t.w {
+			product(0, s, x, load(t.wAt, s, wScales), off)
+		}
+		return
+	}
+	var w []operand
+	for s := range t.w {
+		w = append(w, load(t.wAt, s, wScales))
+	}
+	for r := range t.x {
+		x, off := load(t.xAt, r, xScales), offset(r)
+		for s := range w {
+			product(r, s, x, w[s], off)
+		}
+	}
+}
+
+// groupAVX2 adds the products of a group, block by block.
+func (t *groupTile) groupAVX2() {
+	w, size, x, v, scale, both := t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM()
+	loadW := func(s, b int) {
+		t.VMOVDQU(t.wAt(s, 32*b), w)
+		if !t.minima {
+			t.VPABSB(w, size)
+		}
+	}
+	product := func(r, s int) {
+		if t.minima {
+			t.VPMADDUBSW(x, w, v)
+		} else {
+			t.VPSIGNB(w, x, v)
+			t.VPMADDUBSW(v, size, v)
+		}
+		t.VPMADDWD(t.ones, v, v)
+		t.VCVTDQ2PS(v, v)
+		t.VFMADD231PS(both, v, t.sums[r][s])
+	}
+	for b := range 4 {
+		if len(t.x) == 1 {
+			t.VMOVDQU(t.xAt(0, 32*b), x)
+			t.VBROADCASTSS(t.xAt(0, xScales+4*b), scale)
+			for s := range t.w {
+				loadW(s, b)
+				t.VBROADCASTSS(t.wAt(s, wScales+4*b), both)
+				t.VMULPS(scale, both, both)
+				product(0, s)
+			}
+			continue
+		}
+		for s := range t.w {
+			loadW(s, b)
+			t.VBROADCASTSS(t.wAt(s, wScales+4*b), scale)
+			for r := range t.x {
+				t.VMOVDQU(t.xAt(r, 32*b), x)
+				t.VBROADCASTSS(t.xAt(r, xScales+4*b), both)
+				t.VMULPS(scale, both, both)
+				product(r, s)
+			}
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package linear
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/weight"
+)
+
+// Weights of 8 and fewer bits. A thread makes groups of some rows of weights in its first-level cache, and then
+//
+//   - converts the groups to float32, for the kernels of float32 weights. Results have the bits of float32 weights;
+//   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block once. A row has the same bits whatever the other
+//     rows are, and however many.
+
+// blockOuts is how many output features a thread unpacks at a time for several rows of x. For one row it is dotStreams.
+const blockOuts = 8
+
+// isBlocks reports whether weights of f are read in groups.
+func isBlocks(f weight.Format) bool { return f == weight.Int8 || f.Block() > 1 }
+
+// blockRun is the part of a linearRun for weights of 8 and fewer bits.
+type blockRun struct {
+	kernels *blockKernels // nil: weights of another format
+	kind    blockKind
+	integer bool // x is rounded
+	groups  int  // of a row
+	x       cpu.Aligned
+	rounds  []roundScratch
+}
+
+// roundScratch is the scratch of a thread that rounds x.
+type roundScratch struct {
+	roundArgs
+	whole cpu.Aligned // a row of x with zeros behind its end
+	_     [cpu.CacheLine]byte
+}
+
+// blockScratch is the scratch of a thread.
+type blockScratch struct {
+	groups, floats cpu.Aligned
+	unpack         unpackArgs
+	expand         expandArgs
+	mul            groupArgs
+	dot            dotArgs
+}
+
+// forget drops the pointers to operands.
+func (s *blockScratch) forget() {
+	s.unpack, s.expand, s.mul, s.dot = unpackArgs{}, expandArgs{}, groupArgs{}, dotArgs{}
+}
+
+// setBlocks prepares the run for its format.
+func (l *linearRun) setBlocks() {
+	b := &l.blocks
+	if b.kernels, b.integer = nil, false; isBlocks(l.format) {
+		b.kernels, b.kind, b.integer, b.groups = l.kernels.blocks, kindOf(l.format), l.roundX, (l.in-1)/groupElements+1
+	}
+}
+
+func (b *blockRun) xRow() int { return b.groups * int(unsafe.Sizeof(xGroup{})) }
+func (b *blockRun) wRow() int { return b.groups * int(unsafe.Sizeof(weightGroup{})) }
+
+// roundRun is a linearRun as a task that rounds rows of x.
+type roundRun linearRun
+
+// roundRows rounds the block's rows of x, of each x that layers have.
+func (l *linearRun) roundRows(e *cpu.Engine, threads int) error {
+	b := &l.blocks
+	xs := 0
+	for i := range l.layers {
+		layer := &l.layers[i]
+		layer.rounded = -1
+		for _, other := range l.layers[:i] {
+			if other.x == layer.x && other.xRow == layer.xRow {
+				layer.rounded = other.rounded
+			}
+		}
+		if layer.rounded < 0 {
+			layer.rounded, xs = xs, xs+1
+		}
+	}
+	b.x.Grow(xs * l.rows * b.xRow())
+	tasks := min(l.rows, threads)
+	if l.rows*l.in < roundShare {
+		tasks = 1
+	}
+	l.shares = tasks
+	for len(b.rounds) < tasks {
+		b.rounds = append(b.rounds, roundScratch{})
+	}
+	if tasks > 1 {
+		return e.RunOn((*roundRun)(l), tasks, tasks)
+	}
+	(*roundRun)(l).Work(0, 0)
+	return nil
+}
+
+// roundShare is the least number of elements of x that several threads round.
+const roundShare = 1 << 14
+
+// Work rounds a share of the rows.
+func (r *roundRun) Work(i, _ int) {
+	l := (*linearRun)(r)
+	s := &l.blocks.rounds[i]
+	row, next, a := l.blocks.xRow(), 0, &s.roundArgs
+	whole := (l.in + 31) / 32 * 32
+	for j := range l.layers {
+		layer := &l.layers[j]
+		if layer.rounded < next {
+			continue
+		}
+		next++
+		for k := i * l.rows / l.shares; k < (i+1)*l.rows/l.shares; k++ {
+			a.dst, a.src, a.n = unsafe.Add(l.blocks.x.At, (layer.rounded*l.rows+k)*row), unsafe.Add(layer.x, (l.first+k)*layer.xRow), whole
+			if l.in < whole {
+				s.whole.Grow(whole * l.size)
+				x := unsafe.Slice((*float32)(s.whole.At), whole)
+				clear(x[copy(x, unsafe.Slice((*float32)(a.src), l.in)):])
+				a.src = s.whole.At
+			}
+			l.blocks.kernels.round(a)
+		}
+	}
+	*a = roundArgs{}
+}
+
+// unpackRows makes groups of n elements of rows of weights at src.
+func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n int) {
+	row := ((n-1)/groupElements + 1) * int(unsafe.Sizeof(weightGroup{}))
+	s.groups.Grow(rows * row)
+	s.unpack = unpackArgs{dst: s.groups.At, dstRow: row, src: src, srcRow: l.wRow, rows: rows, n: n, ahead: l.blocks.kernels.ahead}
+	l.blocks.kernels.unpack[l.format](&s.unpack)
+}
+
+// expandRows converts n elements of rows of weights at src to float32. It returns the bytes between two rows of the result.
+func (l *linearRun) expandRows(s *blockScratch, src unsafe.Pointer, rows, n int) (at unsafe.Pointer, row int) {
+	l.unpackRows(s, src, rows, n)
+	groups := (n-1)/groupElements + 1
+	row = 4 * groups * groupElements
+	s.floats.Grow(rows * row)
+	s.expand = expandArgs{dst: s.floats.At, dstRow: row, src: s.groups.At, srcRow: s.unpack.dstRow, rows: rows, groups: groups}
+	l.blocks.kernels.expand[l.blocks.kind](&s.expand)
+	return s.floats.At, row
+}
+
+// blockFeatures computes the sums of output features [from, to) of a layer for the block's rows.
+func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to int) {
+	most := dotStreams
+	if l.blocks.integer && l.rows >= l.blocks.kernels.rows {
+		most = blockOuts
+	}
+	for at := from; at < to; at += most {
+		n := min(most, to-at)
+		src, y := unsafe.Add(layer.w, at*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+at*l.size)
+		if l.blocks.integer {
+			l.unpackRows(s, src, n, l.in)
+			l.multiplyGroups(s, layer, y, n)
+			continue
+		}
+		w, row := l.expandRows(s, src, n, l.in)
+		s.dot = dotArgs{yStep: l.size, yRow: layer.yRow, wStep: row, xRow: layer.xRow, n: l.in}
+		step := dotStreams
+		if n < dotStreams { // all streams take the same row
+			s.dot.wStep, s.dot.yStep, step = 0, 0, 1
+		}
+		for o := 0; o < n; o += step {
+			s.dot.w = unsafe.Add(w, o*row)
+			for pass, begin := 0, 0; pass < l.passes; pass++ {
+				end := (pass + 1) * l.rows / l.passes
+				s.dot.rows = end - begin
+				s.dot.x, s.dot.y = unsafe.Add(layer.x, (l.first+begin)*layer.xRow), unsafe.Add(y, begin*layer.yRow+o*l.size)
+				l.kernels.dot[weight.Float32][s.dot.rows](&s.dot)
+				begin = end
+			}
+		}
+	}
+}
+
+// multiplyGroups multiplies the rounded rows of x by n unpacked rows of weights.
+func (l *linearRun) multiplyGroups(s *blockScratch, layer *linearLayer, y unsafe.Pointer, n int) {
+	b, k, a := &l.blocks, l.blocks.kernels, &s.mul
+	*a = groupArgs{yRow: layer.yRow, xRow: b.xRow(), groups: b.groups}
+	x := unsafe.Add(b.x.At, layer.rounded*l.rows*a.xRow)
+	at := func(row, o int) {
+		a.x, a.w, a.y = unsafe.Add(x, row*a.xRow), unsafe.Add(s.groups.At, o*b.wRow()), unsafe.Add(y, row*a.yRow+o*l.size)
+	}
+	rows, outs := l.rows/k.rows*k.rows, 0 // of many
+	if rows > 0 {
+		outs = n / k.outs * k.outs
+	}
+	a.yStep, a.wRow = l.size, b.wRow()
+	for row := 0; row < rows; row += k.rows {
+		for o := 0; o < outs; o += k.outs {
+			at(row, o)
+			k.many[b.kind](a)
+		}
+	}
+	for row := range l.rows {
+		a.yStep, a.wRow = l.size, b.wRow()
+		from, step := outs, dotStreams
+		if row >= rows {
+			from = 0
+		}
+		for o := from; o < n; o += step {
+			if n-o < dotStreams { // all output features are the same
+				a.yStep, a.wRow, step = 0, 0, 1
+			}
+			at(row, o)
+			k.one[b.kind](a)
+		}
+	}
+}

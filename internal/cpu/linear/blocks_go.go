@@ -1,0 +1,220 @@
+package linear
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/weight"
+)
+
+// The Go forms of the kernels for weights of 8 and fewer bits. Their contracts hold for the assembly too, but for the order of
+// integers in a group: here it is that of the row.
+
+// blockKind is a kind of formats that one kernel serves.
+type blockKind uint8
+
+const (
+	plainBlocks  blockKind = iota // signed integers, a scale for 32
+	minimaBlocks                  // integers that are not negative, a scale and a minimum for 32
+	halfBlocks                    // signed integers, a scale for 16
+	blockKinds   = iota
+)
+
+// kindOf returns the kind of a format.
+func kindOf(f weight.Format) blockKind {
+	switch {
+	case f.HasMinima():
+		return minimaBlocks
+	case f.Run() == 16:
+		return halfBlocks
+	}
+	return plainBlocks
+}
+
+// blockKernels are the kernels of one tier for weights of 8 and fewer bits.
+type blockKernels struct {
+	unpack [weight.Formats]func(*unpackArgs) // nil: the tier lacks the format
+	round  func(*roundArgs)
+	expand [blockKinds]func(*expandArgs)
+	one    [blockKinds]func(*groupArgs) // a row of x by dotStreams output features
+	many   [blockKinds]func(*groupArgs) // several rows of x by several output features
+
+	rows, outs int // of many; outs divides blockOuts
+	ahead      int // of unpackArgs
+}
+
+var blocksGo = blockKernels{
+	unpack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: unpackI8Go, weight.Q8_0: unpackQ80Go, weight.Q4_0: unpackQ40Go, weight.Q4_1: unpackQ41Go,
+	},
+	round:  roundGo,
+	expand: [blockKinds]func(*expandArgs){expandGo, expandMinimaGo, expandHalvesGo},
+	one:    [blockKinds]func(*groupArgs){oneGo, oneMinimaGo, oneHalvesGo},
+	many:   [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
+	rows:   manyGoRows, outs: manyGoOuts,
+}
+
+const manyGoRows, manyGoOuts = 4, 1
+
+// roundGo rounds a row of x to 8 bits. Each block of 32 elements has the scale max |x| / 127, and the integers nearest to x / scale,
+// ties to even. A block that is not finite has the scale NaN, and one whose elements are less than 2^-120 the scale 0; the integers
+// of both are 0. Behind the row all is 0, to the end of its last group.
+func roundGo(a *roundArgs) {
+	x := unsafe.Slice((*float32)(a.src), a.n)
+	groups := unsafe.Slice((*xGroup)(a.dst), (a.n-1)/groupElements+1)
+	for g := range groups {
+		to := &groups[g]
+		*to = xGroup{}
+		for b := range groupBlocks {
+			at := g*groupElements + 32*b
+			if at >= a.n {
+				break
+			}
+			block := x[at:min(at+32, a.n)]
+			scale, ok := weight.RoundInt8(to.q[32*b:], block)
+			if !ok {
+				scale = float32(math.NaN())
+			}
+			sum := int32(0)
+			for _, q := range to.q[32*b:][:32] {
+				sum += int32(q)
+			}
+			to.scales[b], to.sums[b] = scale, scale*float32(sum)
+		}
+	}
+}
+
+// unpackI8Go makes groups of rows of signed bytes, with scales of 1. Scales are 0 in blocks behind the end of a row.
+func unpackI8Go(a *unpackArgs) { unpack(a, weight.Int8) }
+
+// unpackQ80Go makes groups of rows of Q8_0. Scales are 0 in blocks behind the end of a row.
+func unpackQ80Go(a *unpackArgs) { unpack(a, weight.Q8_0) }
+
+// unpackQ40Go makes groups of rows of Q4_0. Scales are 0 in blocks behind the end of a row.
+func unpackQ40Go(a *unpackArgs) { unpack(a, weight.Q4_0) }
+
+// unpackQ41Go makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
+func unpackQ41Go(a *unpackArgs) { unpack(a, weight.Q4_1) }
+
+func unpack(a *unpackArgs, f weight.Format) {
+	var scales [8 * groupBlocks]float32
+	var minima [4 * groupBlocks]float32
+	const most = 2 * groupElements // a multiple of each block
+	for r := range a.rows {
+		src, groups := unsafe.Add(a.src, r*a.srcRow), unsafe.Slice((*weightGroup)(unsafe.Add(a.dst, r*a.dstRow)), (a.n-1)/groupElements+1)
+		for at := 0; at < a.n; at += most {
+			n := min(most, a.n-at)
+			var q [most]int8
+			clear(scales[:])
+			clear(minima[:])
+			if f == weight.Int8 {
+				copy(q[:], unsafe.Slice((*int8)(unsafe.Add(src, at)), n))
+				for b := range (n + 31) / 32 {
+					scales[b] = 1
+				}
+			} else {
+				weight.Unpack(f, q[:n], scales[:], minima[:], unsafe.Slice((*byte)(unsafe.Add(src, f.Size(at))), f.Size(n)))
+			}
+			for g := range (n-1)/groupElements + 1 {
+				to := &groups[at/groupElements+g]
+				copy(to.q[:], unsafe.Slice((*byte)(unsafe.Pointer(&q[g*groupElements])), groupElements))
+				for b := range groupBlocks {
+					i := g*groupBlocks + b
+					if f.Run() == 16 {
+						to.scales[b], to.high[b], to.minima[b] = scales[2*i], scales[2*i+1], 0
+					} else {
+						to.scales[b], to.high[b], to.minima[b] = scales[i], 0, minima[i]
+					}
+				}
+			}
+		}
+	}
+}
+
+// expandGo converts groups of signed integers to float32: each is a scale times an integer.
+func expandGo(a *expandArgs) { expand(a, plainBlocks) }
+
+// expandMinimaGo converts groups with minima to float32: each is a scale times an integer, rounded, plus a minimum.
+func expandMinimaGo(a *expandArgs) { expand(a, minimaBlocks) }
+
+// expandHalvesGo is expandGo for groups with a scale for each half of a block.
+func expandHalvesGo(a *expandArgs) { expand(a, halfBlocks) }
+
+func expand(a *expandArgs, kind blockKind) {
+	for r := range a.rows {
+		groups := unsafe.Slice((*weightGroup)(unsafe.Add(a.src, r*a.srcRow)), a.groups)
+		for g := range groups {
+			from, to := &groups[g], (*[groupElements]float32)(unsafe.Add(a.dst, r*a.dstRow+4*groupElements*g))
+			for i, q := range from.q {
+				scale := from.scales[i/32]
+				if kind == halfBlocks && i%32 >= 16 {
+					scale = from.high[i/32]
+				}
+				if to[i] = float32(scale * float32(int8(q))); kind == minimaBlocks {
+					to[i] += from.minima[i/32]
+				}
+			}
+		}
+	}
+}
+
+// oneGo is
+//
+//	for o := range 4 {
+//		y[o] = sum_b x.scales[b] * w[o].scales[b] * sum_e x.q[b][e] * w[o].q[b][e]
+//	}
+//
+// over the blocks b of a row, with e < 32. Sums of products of integers are exact. Sums over blocks are float32, in an order that
+// depends on the number of blocks alone.
+func oneGo(a *groupArgs) { products(a, plainBlocks, 1, dotStreams) }
+
+// oneMinimaGo is oneGo with w[o].minima[b] * x.sums[b] added for each block.
+func oneMinimaGo(a *groupArgs) { products(a, minimaBlocks, 1, dotStreams) }
+
+// oneHalvesGo is oneGo for blocks whose halves have scales of their own.
+func oneHalvesGo(a *groupArgs) { products(a, halfBlocks, 1, dotStreams) }
+
+// manyGo is oneGo for several rows of x, and several output features. A result has the bits that oneGo gives it.
+func manyGo(a *groupArgs) { products(a, plainBlocks, manyGoRows, manyGoOuts) }
+
+// manyMinimaGo is manyGo with the minima of oneMinimaGo.
+func manyMinimaGo(a *groupArgs) { products(a, minimaBlocks, manyGoRows, manyGoOuts) }
+
+// manyHalvesGo is manyGo for the blocks of oneHalvesGo.
+func manyHalvesGo(a *groupArgs) { products(a, halfBlocks, manyGoRows, manyGoOuts) }
+
+func products(a *groupArgs, kind blockKind, rows, outs int) {
+	for r := range rows {
+		x := unsafe.Slice((*xGroup)(unsafe.Add(a.x, r*a.xRow)), a.groups)
+		for o := range outs {
+			w := unsafe.Slice((*weightGroup)(unsafe.Add(a.w, o*a.wRow)), a.groups)
+			var sum, minima float32
+			for g := range w {
+				wg, xg := &w[g], &x[g]
+				for b := range groupBlocks {
+					scale := xg.scales[b]
+					low, high := dot8(&wg.q, &xg.q, 32*b), dot8(&wg.q, &xg.q, 32*b+16)
+					if kind == halfBlocks {
+						sum += float32(float32(wg.high[b]*scale) * float32(high))
+					} else {
+						low += high
+					}
+					sum += float32(float32(wg.scales[b]*scale) * float32(low))
+					if kind == minimaBlocks {
+						minima += float32(wg.minima[b] * xg.sums[b])
+					}
+				}
+			}
+			*(*float32)(unsafe.Add(a.y, r*a.yRow+o*a.yStep)) = sum + minima
+		}
+	}
+}
+
+// dot8 returns the sum of 16 products.
+func dot8(w *[groupElements]byte, x *[groupElements]int8, at int) (sum int32) {
+	p, q := (*[16]byte)(w[at:]), (*[16]int8)(x[at:])
+	for i, v := range p {
+		sum += int32(int8(v)) * int32(q[i])
+	}
+	return sum
+}

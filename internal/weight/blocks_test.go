@@ -1,0 +1,117 @@
+package weight
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// element returns element i of a block as the description of the format has it, in float64.
+func element(f Format, b []byte, i int) float64 {
+	number := func(at int) float64 { return float64(half.Float16(uint16(b[at]) | uint16(b[at+1])<<8).Float32()) }
+	nibble := func(at int) float64 { // of Q4_0 and others
+		if i < 16 {
+			return float64(b[at+i] & 15)
+		}
+		return float64(b[at+i-16] >> 4)
+	}
+	switch f {
+	case Q8_0:
+		return number(0) * float64(int8(b[2+i]))
+	case Q4_0:
+		return number(0) * (nibble(2) - 8)
+	case Q4_1:
+		return number(0)*nibble(4) + number(2)
+	}
+	panic(f.String())
+}
+
+// oddScales are numbers of 16 bits that scales and minima may have: zeros, infinities, NaN, subnormal and extreme ones.
+var oddScales = []uint16{0, 1 << 15, 1, 0x83ff, 0x400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01}
+
+// factors are the offsets of the 16-bit numbers in a block.
+var factors = map[Format][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}}
+
+func formatsInBlocks() (all []Format) {
+	for f := range Format(Formats) {
+		if f.Block() > 1 {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// TestBlocks: decoding has the float32 number that is nearest to each element.
+func TestBlocks(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, f := range formatsInBlocks() {
+		if len(factors[f]) == 0 {
+			t.Fatalf("%v has no factors in this test", f)
+		}
+		for try := range 200 {
+			blocks := 1 + rng.IntN(5)
+			src := make([]byte, f.Bytes()*blocks+1)[1:] // blocks are not aligned
+			for i := range src {
+				src[i] = byte(rng.Uint32())
+			}
+			for b := range blocks {
+				for _, at := range factors[f] {
+					x := half.FromFloat32(float32(rng.NormFloat64()))
+					if try%3 == 0 {
+						x = half.Float16(oddScales[rng.IntN(len(oddScales))])
+					}
+					src[b*f.Bytes()+at], src[b*f.Bytes()+at+1] = byte(x), byte(x>>8)
+				}
+			}
+			got := make([]float32, blocks*f.Block())
+			Decode(f, got, unsafe.Pointer(&src[0]))
+			for i, v := range got {
+				want := float32(element(f, src[i/f.Block()*f.Bytes():][:f.Bytes()], i%f.Block()))
+				if math.Float32bits(v) != math.Float32bits(want) && (v == v || want == want) {
+					t.Fatalf("%v: element %d of %d is %v, want %v", f, i, len(got), v, want)
+				}
+			}
+		}
+	}
+}
+
+// TestRoundInt8: rounding is to the nearest integer of a scale, and what is not finite is an error.
+func TestRoundInt8(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 200 {
+		x, q := make([]float32, 1+rng.IntN(70)), make([]int8, 70)
+		size := float32(math.Exp2(float64(rng.IntN(250) - 130)))
+		for i := range x {
+			x[i] = float32(rng.NormFloat64()) * size
+		}
+		largest := 0.0
+		for _, v := range x {
+			largest = max(largest, math.Abs(float64(v)))
+		}
+		scale, ok := RoundInt8(q, x)
+		if !ok || scale < 0 || largest >= 0x1p-120 && math.Abs(float64(scale)*127-largest) > largest*0x1p-22 {
+			t.Fatalf("scale %v of %v, %v", scale, largest, ok)
+		}
+		got := make([]float32, len(x))
+		Decode(Int8, got, unsafe.Pointer(&q[0]))
+		for i, v := range got {
+			if off := math.Abs(float64(v)*float64(scale) - float64(x[i])); off > float64(scale)*0.50001 && off > 0x1p-120 {
+				t.Fatalf("%v became %v of %v", x[i], v, scale)
+			}
+		}
+	}
+	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
+		x := []float32{1, 2, bad, 4}
+		rand.Shuffle(len(x), func(i, j int) { x[i], x[j] = x[j], x[i] })
+		if _, ok := RoundInt8(make([]int8, 4), x); ok {
+			t.Errorf("%v was rounded", x)
+		}
+	}
+	if scale, ok := RoundInt8(make([]int8, 2), []float32{0, 0}); !ok || scale != 0 {
+		t.Errorf("zeros have the scale %v, %v", scale, ok)
+	}
+}

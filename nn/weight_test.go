@@ -1,0 +1,195 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/leanattention/internal/weight"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// quantised returns a random weight of a format, and the same numbers as float32.
+func quantised(t *testing.T, rng *rand.Rand, f weight.Format, rows, columns int) (w G.Value, decoded *tensor.Dense) {
+	t.Helper()
+	wide := make([]float32, rows*columns)
+	var err error
+	if f == weight.Int8 {
+		for i := range wide {
+			wide[i] = float32(rng.NormFloat64())
+		}
+		if w, err = Int8(rows, columns, func(dst []float32, from, to int) error {
+			if copy(dst, wide[from*columns:to*columns]) != len(dst) {
+				return errors.New("other rows are wanted")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		of := w.(*operand.Weight)
+		scales := of.Scales.Data().([]float32)
+		for i, q := range of.Elements.Data().([]int8) {
+			got := scales[i/columns] * float32(q)
+			if math.Abs(float64(got-wide[i])) > float64(scales[i/columns])*0.501 {
+				t.Fatalf("element %d became %v, and was %v", i, got, wide[i])
+			}
+			wide[i] = got
+		}
+	} else {
+		data := make([]byte, f.Size(rows*columns))
+		for i := range data {
+			if data[i] = byte(rng.Uint32()); i%2 == 1 {
+				data[i] &= 0x3b // scales are less than 1
+			}
+		}
+		weight.Decode(f, wide, unsafe.Pointer(&data[0]))
+		if w, err = Blocks(f.String(), data, rows, columns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w, tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(wide))
+}
+
+func quantisedFormats() (all []weight.Format) {
+	for f := range weight.Format(weight.Formats) {
+		if f.HasScales() || f.Block() > 1 {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// layersOfWeight builds one of each op that takes a weight, and runs them.
+func layersOfWeight(t *testing.T, x *tensor.Dense, w G.Value, opts ...Option) (all [][]float32) {
+	t.Helper()
+	g := G.NewGraph()
+	nx, nw := G.NodeFromAny(g, x, G.WithName("x")), weightNode(g, w)
+	ids := G.NodeFromAny(g, tensor.New(tensor.WithBacking([]int{3, 0, 3})), G.WithName("ids"))
+	gate := func(ws ...*G.Node) *G.Node { return G.Must(GatedLinear(nx, ws, nil, SiLU, opts...)) }
+	ys := []*G.Node{G.Must(Linear(nx, nw, nil, opts...)), gate(nw), gate(nw, nw), G.Must(Embedding(nw, ids, nil)), G.Must(HeadLinear(nx, nw, 1, opts...))}
+	several, err := Linears(nx, []*G.Node{nw, nw}, nil, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ys = append(ys, several...)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	if err := vm.RunAll(); err != nil {
+		t.Fatalf("weights of %v: %v", w.(interface{ Dtype() tensor.Dtype }).Dtype(), err)
+	}
+	for _, y := range ys {
+		all = append(all, slices.Clone(dense.Elements[float32](y.Value().(*tensor.Dense))))
+	}
+	return all
+}
+
+func weightNode(g *G.ExprGraph, w G.Value) *G.Node {
+	return G.NewTensor(g, w.(interface{ Dtype() tensor.Dtype }).Dtype(), 2, G.WithShape(w.Shape()...), G.WithName("w"), G.WithValue(w))
+}
+
+// TestQuantisedWeights: all ops that take weights compute with the numbers that the blocks mean, and in mixed precision with an x of 8
+// bits.
+func TestQuantisedWeights(t *testing.T) {
+	rng := seeded(t)
+	for _, f := range quantisedFormats() {
+		rows, columns := 6, 2*max(32, f.Block())
+		w, decoded := quantised(t, rng, f, rows, columns)
+		x := tensor.New(tensor.WithShape(5, columns), tensor.Of(tensor.Float32))
+		for i := range x.Data().([]float32) {
+			x.Data().([]float32)[i] = float32(rng.NormFloat64())
+		}
+		want := layersOfWeight(t, x, decoded)
+		for i, y := range layersOfWeight(t, x, w) {
+			for j, v := range y {
+				// INT8's scale multiplies a sum of products, here each product.
+				if f != weight.Int8 && v != want[i][j] || math.Abs(float64(v-want[i][j])) > 1e-4*(1+math.Abs(float64(want[i][j]))) {
+					t.Fatalf("%v: element %d of output %d is %v, want %v", f, j, i, v, want[i][j])
+				}
+			}
+		}
+		for i, y := range layersOfWeight(t, x, w, WithMixedPrecision()) {
+			off, size := 0.0, 0.0
+			for j, v := range y {
+				off, size = off+math.Abs(float64(v-want[i][j])), size+math.Abs(float64(want[i][j]))
+			}
+			if gather := i == 3; off > 0.2*size || gather != (off == 0) {
+				t.Errorf("%v in mixed precision: output %d is off by %v of %v", f, i, off, size)
+			}
+		}
+	}
+}
+
+// TestQuantisedRefused: a gradient, a GPU and x of float64 are errors that name the format.
+func TestQuantisedRefused(t *testing.T) {
+	rng := seeded(t)
+	for _, f := range quantisedFormats() {
+		w, _ := quantised(t, rng, f, 4, 2*max(32, f.Block()))
+		g := G.NewGraph()
+		node := weightNode(g, w)
+		x := G.NewMatrix(g, tensor.Float64, G.WithShape(2, w.Shape()[1]), G.WithName("x"))
+		if _, err := Linear(x, node, nil); !errors.Is(err, la.ErrDType) {
+			t.Errorf("%v with x of float64: %v", f, err)
+		}
+		for name, err := range map[string]error{
+			"a layer's gradient": func() error {
+				_, err := opOf(linear{parts: 1, x: tensor.Float32, w: f}).SymDiff(nil, nil, nil)
+				return err
+			}(),
+			"a table's gradient": func() error { _, err := opOf(embedding{table: f}).SymDiff(nil, nil, nil); return err }(),
+			"a GPU":              (&argument{name: "w", weights: true, dtype: operand.WeightType(f)}).checkGPU("Linear"),
+		} {
+			if !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), f.String()) {
+				t.Errorf("%v, %s: %v", f, name, err)
+			}
+		}
+		if got := fmt.Sprint(w); !strings.Contains(got, f.String()) {
+			t.Errorf("%v is printed as %q", f, got)
+		}
+	}
+}
+
+// TestQuantisedWrong: wrong calls are errors of their kinds.
+func TestQuantisedWrong(t *testing.T) {
+	for name, c := range map[string]struct {
+		format        string
+		bytes         int
+		rows, columns int
+		want          error
+	}{
+		"Q3_K":            {"Q3_K", 110, 1, 256, la.ErrUnsupported},
+		"not in blocks":   {"float32", 128, 1, 32, la.ErrUnsupported},
+		"short":           {"Q4_0", 35, 2, 32, la.ErrShape},
+		"long":            {"Q4_0", 37, 2, 32, la.ErrShape},
+		"part of a block": {"Q8_0", 34, 1, 33, la.ErrShape},
+		"no rows":         {"Q8_0", 0, 0, 32, la.ErrShape},
+		"less than none":  {"Q8_0", 34, -1, -32, la.ErrShape},
+		"too many":        {"Q8_0", 0, math.MaxInt / 16, 32 * 1024, la.ErrShape},
+	} {
+		if w, err := Blocks(c.format, make([]byte, c.bytes), c.rows, c.columns); w != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, %v", name, w, err)
+		}
+	}
+	read := func(dst []float32, from, to int) error { return nil }
+	for _, shape := range [][2]int{{0, 4}, {4, 0}, {-1, -4}, {math.MaxInt, 4}} {
+		if w, err := Int8(shape[0], shape[1], read); w != nil || !errors.Is(err, la.ErrShape) {
+			t.Errorf("int8 of %v: %v, %v", shape, w, err)
+		}
+	}
+	own := errors.New("no file")
+	if w, err := Int8(2, 4, func([]float32, int, int) error { return own }); w != nil || !errors.Is(err, own) {
+		t.Errorf("int8 of rows that cannot be read: %v, %v", w, err)
+	}
+	if w, err := Int8(2, 4, func(dst []float32, _, _ int) error { dst[5] = float32(math.NaN()); return nil }); w != nil || !errors.Is(err, la.ErrOption) || !strings.Contains(err.Error(), "row 1") {
+		t.Errorf("int8 of NaN: %v, %v", w, err)
+	}
+}
