@@ -21,15 +21,15 @@ import (
 // Without a residual, the rows are those of the table.
 //
 //   - Shapes: table (vocabulary, width), ids (n), y and residual (n, width). residual may be nil.
-//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16 with residual and y float32; or all float64, on the CPU
-//     alone. ids int or int32; int32 on a GPU. Gathering is exact.
+//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16, on the CPU also of [Int8] or [Blocks], with residual and y
+//     float32; or all float64, on the CPU alone. ids int or int32; int32 on a GPU. Gathering is exact.
 //   - ids are in [0, vocabulary). On the CPU, another id is ErrLength when the graph runs, before anything is written. On a GPU,
 //     another id makes a row of NaN, since the host does not read ids there.
 //   - A computed table may have fewer rows in a run than in the graph (leanattention.Step.Rows). Rows that were not computed are 0.
 //   - One table may also be the w of a [Linear]. Each run copies a table that is not in row-major order.
 //   - On a GPU: all inputs are a [device.Tensor].
 //   - Gradients: of table and residual, in host memory, on both of Gorgonia's machines. The table's has the table's shape. With a
-//     table of 16 bits, a gradient is ErrUnsupported. No second derivative.
+//     table of 16 bits or fewer, a gradient is ErrUnsupported. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	const name = "Embedding"

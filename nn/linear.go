@@ -69,6 +69,8 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //   - GPUs of compute capability 9.0 and newer round from 17 rows on. Fewer rows keep float32's accuracy at the same speed.
 //   - CPUs with AMX round where rows are many: a third of the products with BFloat16, three of five with Float16. Other CPUs and
 //     few rows compute as without the option.
+//   - With w of [Int8] or [Blocks], CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The error is at most 1/254
+//     of the largest |x| of each block times the sum of its |w|. Integers are summed exactly. An x that is not finite makes NaN.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
 // Linear is a fully connected layer:
@@ -79,10 +81,10 @@ func WithMixedPrecision() Option { return Option{name: optionMixed} }
 //
 //   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
 //   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision].
-//   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32;
-//     or all float64, which is slow and on the CPU alone.
-//   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits, a
-//     gradient is ErrUnsupported. No second derivative.
+//   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and on
+//     the CPU also with w of [Int8] or [Blocks]; or all float64, which is slow and on the CPU alone.
+//   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits
+//     or fewer, a gradient is ErrUnsupported. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption, ErrUnsupported.
 //
 // On the CPU:

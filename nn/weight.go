@@ -18,7 +18,10 @@ import (
 //   - format is ggml's name: Q8_0, Q4_0 or Q4_1.
 //   - data has the rows, one after the other, each of whole blocks. data is not copied and must not change. data may be of a mapped
 //     file.
-//   - The value is for CPUs, and has no gradient. x is float32.
+//   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the blocks mean, in
+//     float32; with [WithMixedPrecision], those of an x of 8 bits.
+//   - CPUs with AVX2, and with AVX-512 and VNNI, have kernels for all formats. With AVX-512 alone, those of AVX2 compute. With NEON
+//     and without assembly, Go computes, which takes several times as long.
 //   - Errors: ErrUnsupported (another format), ErrShape.
 //
 // The value's Dtype method returns the element type of the node, which stands for the format.

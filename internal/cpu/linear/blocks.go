@@ -13,8 +13,11 @@ import (
 //   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block once. A row has the same bits whatever the other
 //     rows are, and however many.
 
-// blockOuts is how many output features a thread unpacks at a time for several rows of x. For one row it is dotStreams.
-const blockOuts = 8
+const (
+	blockOuts   = 32       // the most output features that a thread unpacks at a time
+	unpackBytes = 16 << 10 // the most bytes of their groups, but for dotStreams features
+	fetchBlocks = 16 << 10 // the prefetch distance in bytes, beyond what is being read
+)
 
 // isBlocks reports whether weights of f are read in groups.
 func isBlocks(f weight.Format) bool { return f == weight.Int8 || f.Block() > 1 }
@@ -42,12 +45,13 @@ type blockScratch struct {
 	unpack         unpackArgs
 	expand         expandArgs
 	mul            groupArgs
+	row            blockRowArgs
 	dot            dotArgs
 }
 
 // forget drops the pointers to operands.
 func (s *blockScratch) forget() {
-	s.unpack, s.expand, s.mul, s.dot = unpackArgs{}, expandArgs{}, groupArgs{}, dotArgs{}
+	s.unpack, s.expand, s.mul, s.row, s.dot = unpackArgs{}, expandArgs{}, groupArgs{}, blockRowArgs{}, dotArgs{}
 }
 
 // setBlocks prepares the run for its format.
@@ -129,7 +133,8 @@ func (r *roundRun) Work(i, _ int) {
 func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n int) {
 	row := ((n-1)/groupElements + 1) * int(unsafe.Sizeof(weightGroup{}))
 	s.groups.Grow(rows * row)
-	s.unpack = unpackArgs{dst: s.groups.At, dstRow: row, src: src, srcRow: l.wRow, rows: rows, n: n, ahead: l.blocks.kernels.ahead}
+	s.unpack = unpackArgs{dst: s.groups.At, dstRow: row, src: src, srcRow: l.wRow, rows: rows, n: n}
+	s.unpack.fetch, s.unpack.fetchStep = unsafe.Add(src, rows*l.wRow+fetchBlocks), l.format.Size(groupElements)
 	l.blocks.kernels.unpack[l.format](&s.unpack)
 }
 
@@ -146,9 +151,27 @@ func (l *linearRun) expandRows(s *blockScratch, src unsafe.Pointer, rows, n int)
 
 // blockFeatures computes the sums of output features [from, to) of a layer for the block's rows.
 func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to int) {
-	most := dotStreams
-	if l.blocks.integer && l.rows >= l.blocks.kernels.rows {
-		most = blockOuts
+	if row := l.blocks.kernels.row[l.format]; row != nil && l.blocks.integer && l.rows == 1 {
+		a := &s.row
+		*a = blockRowArgs{
+			y: unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), yStep: l.size, w: unsafe.Add(layer.w, from*l.wRow), wRow: l.wRow,
+			x: unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow()), n: l.in, sets: (to - from) / dotStreams,
+		}
+		a.fetch, a.fetchStep = unsafe.Add(a.w, fetchBlocks), dotStreams*l.wRow/l.blocks.groups
+		if a.sets > 0 {
+			row(a)
+		}
+		for o := from + a.sets*dotStreams; o < to; o++ { // all output features are the same
+			a.sets, a.yStep, a.wRow = 1, 0, 0
+			a.w, a.y = unsafe.Add(layer.w, o*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+o*l.size)
+			row(a)
+		}
+		return
+	}
+	// As many features at a time as the first-level cache has room for.
+	most := min(max(unpackBytes/(dotStreams*l.blocks.wRow()), 1), blockOuts/dotStreams) * dotStreams
+	if !l.blocks.integer {
+		most = dotStreams
 	}
 	for at := from; at < to; at += most {
 		n := min(most, to-at)
@@ -180,7 +203,7 @@ func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to 
 // multiplyGroups multiplies the rounded rows of x by n unpacked rows of weights.
 func (l *linearRun) multiplyGroups(s *blockScratch, layer *linearLayer, y unsafe.Pointer, n int) {
 	b, k, a := &l.blocks, l.blocks.kernels, &s.mul
-	*a = groupArgs{yRow: layer.yRow, xRow: b.xRow(), groups: b.groups}
+	*a = groupArgs{yRow: layer.yRow, xRow: b.xRow(), groups: b.groups, sets: 1}
 	x := unsafe.Add(b.x.At, layer.rounded*l.rows*a.xRow)
 	at := func(row, o int) {
 		a.x, a.w, a.y = unsafe.Add(x, row*a.xRow), unsafe.Add(s.groups.At, o*b.wRow()), unsafe.Add(y, row*a.yRow+o*l.size)
@@ -198,13 +221,15 @@ func (l *linearRun) multiplyGroups(s *blockScratch, layer *linearLayer, y unsafe
 	}
 	for row := range l.rows {
 		a.yStep, a.wRow = l.size, b.wRow()
-		from, step := outs, dotStreams
+		from, step := outs, 0
 		if row >= rows {
 			from = 0
 		}
 		for o := from; o < n; o += step {
-			if n-o < dotStreams { // all output features are the same
-				a.yStep, a.wRow, step = 0, 0, 1
+			if a.sets = (n - o) / dotStreams; a.sets > 0 {
+				step = a.sets * dotStreams
+			} else { // all output features are the same
+				a.sets, a.yStep, a.wRow, step = 1, 0, 0, 1
 			}
 			at(row, o)
 			k.one[b.kind](a)

@@ -18,7 +18,7 @@ func expandAVX2(a *expandArgs)
 
 // oneAVX2 is
 //
-//	for o := range 4 {
+//	for o := range 4 * a.sets {
 //		y[o] = sum_b x.scales[b] * w[o].scales[b] * sum_e x.q[b][e] * w[o].q[b][e]
 //	}
 //
@@ -62,7 +62,7 @@ func expandAVX512(a *expandArgs)
 
 // oneAVX512 is
 //
-//	for o := range 4 {
+//	for o := range 4 * a.sets {
 //		y[o] = sum_b x.scales[b] * w[o].scales[b] * sum_e x.q[b][e] * w[o].q[b][e]
 //	}
 //
@@ -102,6 +102,11 @@ func unpackI8AVX2(a *unpackArgs)
 //go:noescape
 func unpackI8AVX512(a *unpackArgs)
 
+// rowI8AVX512 is oneGo for rows of signed bytes, with the same bits.
+//
+//go:noescape
+func rowI8AVX512(a *blockRowArgs)
+
 // unpackQ80AVX2 makes groups of rows of Q8_0. Scales are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -111,6 +116,11 @@ func unpackQ80AVX2(a *unpackArgs)
 //
 //go:noescape
 func unpackQ80AVX512(a *unpackArgs)
+
+// rowQ80AVX512 is oneGo for rows of Q8_0, with the same bits.
+//
+//go:noescape
+func rowQ80AVX512(a *blockRowArgs)
 
 // unpackQ40AVX2 makes groups of rows of Q4_0. Scales are 0 in blocks behind the end of a row.
 //
@@ -122,6 +132,11 @@ func unpackQ40AVX2(a *unpackArgs)
 //go:noescape
 func unpackQ40AVX512(a *unpackArgs)
 
+// rowQ40AVX512 is oneGo for rows of Q4_0, with the same bits.
+//
+//go:noescape
+func rowQ40AVX512(a *blockRowArgs)
+
 // unpackQ41AVX2 makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -131,3 +146,8 @@ func unpackQ41AVX2(a *unpackArgs)
 //
 //go:noescape
 func unpackQ41AVX512(a *unpackArgs)
+
+// rowQ41AVX512 is oneMinimaGo for rows of Q4_1, with the same bits.
+//
+//go:noescape
+func rowQ41AVX512(a *blockRowArgs)

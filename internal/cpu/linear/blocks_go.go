@@ -36,11 +36,11 @@ type blockKernels struct {
 	unpack [weight.Formats]func(*unpackArgs) // nil: the tier lacks the format
 	round  func(*roundArgs)
 	expand [blockKinds]func(*expandArgs)
-	one    [blockKinds]func(*groupArgs) // a row of x by dotStreams output features
-	many   [blockKinds]func(*groupArgs) // several rows of x by several output features
+	one    [blockKinds]func(*groupArgs)        // a row of x by sets of dotStreams output features
+	row    [weight.Formats]func(*blockRowArgs) // a row of x by rows of weights; nil: they are unpacked, for one
+	many   [blockKinds]func(*groupArgs)        // several rows of x by several output features
 
 	rows, outs int // of many; outs divides blockOuts
-	ahead      int // of unpackArgs
 }
 
 var blocksGo = blockKernels{
@@ -50,8 +50,11 @@ var blocksGo = blockKernels{
 	round:  roundGo,
 	expand: [blockKinds]func(*expandArgs){expandGo, expandMinimaGo, expandHalvesGo},
 	one:    [blockKinds]func(*groupArgs){oneGo, oneMinimaGo, oneHalvesGo},
-	many:   [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
-	rows:   manyGoRows, outs: manyGoOuts,
+	row: [weight.Formats]func(*blockRowArgs){
+		weight.Int8: rowI8Go, weight.Q8_0: rowQ80Go, weight.Q4_0: rowQ40Go, weight.Q4_1: rowQ41Go,
+	},
+	many: [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
+	rows: manyGoRows, outs: manyGoOuts,
 }
 
 const manyGoRows, manyGoOuts = 4, 1
@@ -160,19 +163,19 @@ func expand(a *expandArgs, kind blockKind) {
 
 // oneGo is
 //
-//	for o := range 4 {
+//	for o := range 4 * a.sets {
 //		y[o] = sum_b x.scales[b] * w[o].scales[b] * sum_e x.q[b][e] * w[o].q[b][e]
 //	}
 //
 // over the blocks b of a row, with e < 32. Sums of products of integers are exact. Sums over blocks are float32, in an order that
 // depends on the number of blocks alone.
-func oneGo(a *groupArgs) { products(a, plainBlocks, 1, dotStreams) }
+func oneGo(a *groupArgs) { products(a, plainBlocks, 1, dotStreams*a.sets) }
 
 // oneMinimaGo is oneGo with w[o].minima[b] * x.sums[b] added for each block.
-func oneMinimaGo(a *groupArgs) { products(a, minimaBlocks, 1, dotStreams) }
+func oneMinimaGo(a *groupArgs) { products(a, minimaBlocks, 1, dotStreams*a.sets) }
 
 // oneHalvesGo is oneGo for blocks whose halves have scales of their own.
-func oneHalvesGo(a *groupArgs) { products(a, halfBlocks, 1, dotStreams) }
+func oneHalvesGo(a *groupArgs) { products(a, halfBlocks, 1, dotStreams*a.sets) }
 
 // manyGo is oneGo for several rows of x, and several output features. A result has the bits that oneGo gives it.
 func manyGo(a *groupArgs) { products(a, plainBlocks, manyGoRows, manyGoOuts) }
@@ -187,26 +190,58 @@ func products(a *groupArgs, kind blockKind, rows, outs int) {
 	for r := range rows {
 		x := unsafe.Slice((*xGroup)(unsafe.Add(a.x, r*a.xRow)), a.groups)
 		for o := range outs {
-			w := unsafe.Slice((*weightGroup)(unsafe.Add(a.w, o*a.wRow)), a.groups)
 			var sum, minima float32
-			for g := range w {
-				wg, xg := &w[g], &x[g]
-				for b := range groupBlocks {
-					scale := xg.scales[b]
-					low, high := dot8(&wg.q, &xg.q, 32*b), dot8(&wg.q, &xg.q, 32*b+16)
-					if kind == halfBlocks {
-						sum += float32(float32(wg.high[b]*scale) * float32(high))
-					} else {
-						low += high
-					}
-					sum += float32(float32(wg.scales[b]*scale) * float32(low))
-					if kind == minimaBlocks {
-						minima += float32(wg.minima[b] * xg.sums[b])
-					}
-				}
-			}
+			addProducts(&sum, &minima, unsafe.Slice((*weightGroup)(unsafe.Add(a.w, o*a.wRow)), a.groups), x, kind)
 			*(*float32)(unsafe.Add(a.y, r*a.yRow+o*a.yStep)) = sum + minima
 		}
+	}
+}
+
+// addProducts adds the products of groups, and those of minima.
+func addProducts(sum, minima *float32, w []weightGroup, x []xGroup, kind blockKind) {
+	for g := range w {
+		wg, xg := &w[g], &x[g]
+		for b := range groupBlocks {
+			scale := xg.scales[b]
+			low, high := dot8(&wg.q, &xg.q, 32*b), dot8(&wg.q, &xg.q, 32*b+16)
+			if kind == halfBlocks {
+				*sum += float32(float32(wg.high[b]*scale) * float32(high))
+			} else {
+				low += high
+			}
+			*sum += float32(float32(wg.scales[b]*scale) * float32(low))
+			if kind == minimaBlocks {
+				*minima += float32(wg.minima[b] * xg.sums[b])
+			}
+		}
+	}
+}
+
+// rowI8Go is oneGo for rows of signed bytes, with the same bits.
+func rowI8Go(a *blockRowArgs) { rowOfBlocks(a, weight.Int8) }
+
+// rowQ80Go is oneGo for rows of Q8_0, with the same bits.
+func rowQ80Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q8_0) }
+
+// rowQ40Go is oneGo for rows of Q4_0, with the same bits.
+func rowQ40Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q4_0) }
+
+// rowQ41Go is oneMinimaGo for rows of Q4_1, with the same bits.
+func rowQ41Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q4_1) }
+
+func rowOfBlocks(a *blockRowArgs, f weight.Format) {
+	const some = 2
+	var w [some]weightGroup
+	x := unsafe.Slice((*xGroup)(a.x), (a.n-1)/groupElements+1)
+	for o := range a.sets * dotStreams {
+		var sum, minima float32
+		for at := 0; at < a.n; at += some * groupElements {
+			n := min(some*groupElements, a.n-at)
+			unpack(&unpackArgs{dst: unsafe.Pointer(&w), src: unsafe.Add(a.w, o*a.wRow+f.Size(at)), rows: 1, n: n}, f)
+			groups := (n-1)/groupElements + 1
+			addProducts(&sum, &minima, w[:groups], x[at/groupElements:][:groups], kindOf(f))
+		}
+		*(*float32)(unsafe.Add(a.y, o*a.yStep)) = sum + minima
 	}
 }
 

@@ -319,7 +319,7 @@ func TestBlocksDoNotAllocate(t *testing.T) {
 // BenchmarkBlocks is layers of one row and of many, whose weights are in memory and not in a cache, in turn with the read ceiling and
 // with bfloat16. Rates are of bytes of weights, or of products. Each turn is short, so that the best is one without other work.
 func BenchmarkBlocks(b *testing.B) {
-	const memory, turn = 256 << 20, 16 << 20
+	const memory, turn = 256 << 20, 4 << 20
 	bytes := cputest.Noise(attn.Float16, memory/2)
 	for _, size := range [][2]int{{8192, 2048}, {1536, 576}, {576, 1536}, {49152, 576}} {
 		out, in := size[0], size[1]

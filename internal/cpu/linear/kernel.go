@@ -97,8 +97,10 @@ type unpackArgs struct {
 	rows   int // at least 1
 	n      int // elements of a row, a multiple of the format's block
 
-	// While the bytes at an address are read, those `ahead` bytes on are prefetched. They may be beyond the ends of buffers.
-	ahead int
+	// With each group, the cache lines at fetch are prefetched, as many as the bytes of a group, and fetch is fetchStep on for the next
+	// group, of this row or of the next. These addresses may be beyond the ends of buffers.
+	fetch     unsafe.Pointer
+	fetchStep int
 }
 
 // expandArgs are the arguments of a kernel that converts groups of rows of weights to float32, in order.
@@ -120,7 +122,20 @@ type groupArgs struct {
 	x           unsafe.Pointer
 	xRow        int
 	groups      int // of a row, at least 1
+	sets        int // of output features, at least 1; a kernel of several rows has one
+}
 
-	// Constant for a kernel:
-	rows, outs int
+// blockRowArgs are the arguments of a kernel that multiplies groups of a row of x by rows of weights. Steps are distances in bytes.
+type blockRowArgs struct {
+	y     unsafe.Pointer // float32: the result of output feature o is at y + o*yStep
+	yStep int
+	w     unsafe.Pointer
+	wRow  int // 0: the same row for all output features
+	x     unsafe.Pointer
+	n     int // elements of a row, a multiple of the format's block
+	sets  int // of dotStreams output features, at least 1
+
+	// As in unpackArgs, with the bytes of four groups for each group of x.
+	fetch     unsafe.Pointer
+	fetchStep int
 }

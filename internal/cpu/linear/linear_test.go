@@ -20,9 +20,9 @@ import (
 // linearCase is a linear layer with its operands in guarded memory: see guarded.
 type linearCase[F cpu.Real] struct {
 	Operands[F]
-	dtype attn.DType  // of W
-	w     [][]float64 // as the layer sees them
-	free  []func()
+	dtype     attn.DType  // of W
+	w         [][]float64 // as the layer sees them
+	free      []func()
 	cancelled float64 // size of terms that the kernels add and w has not
 }
 

@@ -36,7 +36,7 @@ var blocksAVX2 = blockKernels{
 	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2},
 	one:    [blockKinds]func(*groupArgs){oneAVX2, oneMinimaAVX2},
 	many:   [blockKinds]func(*groupArgs){manyAVX2, manyMinimaAVX2},
-	rows:   4, outs: 1, ahead: 2048,
+	rows:   4, outs: 1,
 }
 
 // blocksAVX512 needs VNNI. Processors with AVX-512 without it have blocksAVX2.
@@ -44,11 +44,14 @@ var blocksAVX512 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX512, weight.Q8_0: unpackQ80AVX512, weight.Q4_0: unpackQ40AVX512, weight.Q4_1: unpackQ41AVX512,
 	},
+	row: [weight.Formats]func(*blockRowArgs){
+		weight.Int8: rowI8AVX512, weight.Q8_0: rowQ80AVX512, weight.Q4_0: rowQ40AVX512, weight.Q4_1: rowQ41AVX512,
+	},
 	round:  roundAVX512,
 	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512},
 	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512},
 	many:   [blockKinds]func(*groupArgs){manyAVX512, manyMinimaAVX512},
-	rows:   4, outs: 2, ahead: 2048,
+	rows:   4, outs: 2,
 }
 
 func blocksOfAVX512() *blockKernels {

@@ -42,6 +42,7 @@ func linearBlocks(g *gen) {
 	for _, f := range blockFormats {
 		f.unpackAVX2(g)
 		f.unpackAVX512(g)
+		f.rowAVX512(g)
 	}
 }
 
@@ -247,28 +248,30 @@ func (g *gen) manyBlocks(set isa, k kind) {
 func (g *gen) products(k kind, nx, nw int) {
 	a := g.Dereference(g.Param("a"))
 	t := &groupTile{gen: g, kind: k}
-	rows := func(n int, base, step string) []reg.GPVirtual {
-		all := []reg.GPVirtual{g.field(a, base)}
-		if n > 1 {
-			by := g.field(a, step)
-			for i := 1; i < n; i++ {
-				all = append(all, g.GP64())
-				g.LEAQ(Mem{Base: all[i-1], Index: by, Scale: 1}, all[i])
-			}
+	// rows returns registers with addresses of rows, of which the first is set.
+	rows := func(n int, first reg.GPVirtual) []reg.GPVirtual {
+		all := []reg.GPVirtual{first}
+		for len(all) < n {
+			all = append(all, g.GP64())
 		}
 		return all
 	}
-	t.x, t.w = rows(nx, "x", "xRow"), rows(nw, "w", "wRow")
-	for range nx {
-		v := g.vecs(nw)
-		g.zero(v...)
-		t.sums = append(t.sums, v)
+	follow := func(all []reg.GPVirtual, step string) {
+		if len(all) == 1 {
+			return
+		}
+		by := g.field(a, step)
+		for i := 1; i < len(all); i++ {
+			g.LEAQ(Mem{Base: all[i-1], Index: by, Scale: 1}, all[i])
+		}
 	}
-	left := g.GP64()
-	t.at, t.atX = g.GP64(), g.GP64()
-	g.MOVQ(g.fieldAt(a, "groups"), left)
-	g.XORQ(t.at, t.at)
-	g.XORQ(t.atX, t.atX)
+	t.x, t.w = rows(nx, g.field(a, "x")), rows(nw, g.field(a, "w"))
+	follow(t.x, "xRow")
+	y := g.field(a, "y")
+	var sets reg.GPVirtual
+	if nx == 1 {
+		sets = g.field(a, "sets")
+	}
 	if g.isa == avx2 {
 		t.ones = g.YMM()
 		g.VPBROADCASTD(g.words("ones", 1<<16|1), t.ones)
@@ -280,6 +283,18 @@ func (g *gen) products(k kind, nx, nw int) {
 		g.MOVL(U32(15), bits)
 		g.KMOVW(bits, t.four)
 	}
+	g.Label("set")
+	follow(t.w, "wRow")
+	for range nx {
+		v := g.vecs(nw)
+		g.zero(v...)
+		t.sums = append(t.sums, v)
+	}
+	left := g.GP64()
+	t.at, t.atX = g.GP64(), g.GP64()
+	g.MOVQ(g.fieldAt(a, "groups"), left)
+	g.XORQ(t.at, t.at)
+	g.XORQ(t.atX, t.atX)
 	g.Label("group")
 	if g.isa == avx2 {
 		t.groupAVX2()
@@ -292,26 +307,34 @@ func (g *gen) products(k kind, nx, nw int) {
 	g.DECQ(left)
 	g.JNZ(LabelRef("group"))
 	// Four results make a vector: those of a row of x, or of four rows.
-	y, yRow, yStep := g.field(a, "y"), g.field(a, "yRow"), g.field(a, "yStep")
-	put := func(v []reg.VecVirtual, step reg.GPVirtual, y reg.GPVirtual) {
-		four, y2 := g.sum4(v), g.GP64()
-		g.LEAQ(Mem{Base: y, Index: step, Scale: 2}, y2)
-		g.VMOVSS(four, Mem{Base: y})
-		g.VEXTRACTPS(Imm(1), four, Mem{Base: y, Index: step, Scale: 1})
-		g.VEXTRACTPS(Imm(2), four, Mem{Base: y2})
-		g.VEXTRACTPS(Imm(3), four, Mem{Base: y2, Index: step, Scale: 1})
-	}
+	yStep := g.field(a, "yStep")
 	if nx == 1 {
-		put(t.sums[0], yStep, y)
+		g.put4(t.sums[0], yStep, y)
+		g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
+		row := g.field(a, "wRow")
+		g.LEAQ(Mem{Base: t.w[0], Index: row, Scale: 4}, t.w[0])
+		g.DECQ(sets)
+		g.JNZ(LabelRef("set"))
 	} else {
+		yRow := g.field(a, "yRow")
 		for s := range t.w {
 			if s > 0 {
 				g.ADDQ(yStep, y)
 			}
-			put([]reg.VecVirtual{t.sums[0][s], t.sums[1][s], t.sums[2][s], t.sums[3][s]}, yRow, y)
+			g.put4([]reg.VecVirtual{t.sums[0][s], t.sums[1][s], t.sums[2][s], t.sums[3][s]}, yRow, y)
 		}
 	}
 	g.ret()
+}
+
+// put4 stores the sums of the lanes of four vectors, step bytes apart.
+func (g *gen) put4(v []reg.VecVirtual, step, y reg.GPVirtual) {
+	four, y2 := g.sum4(v), g.GP64()
+	g.LEAQ(Mem{Base: y, Index: step, Scale: 2}, y2)
+	g.VMOVSS(four, Mem{Base: y})
+	g.VEXTRACTPS(Imm(1), four, Mem{Base: y, Index: step, Scale: 1})
+	g.VEXTRACTPS(Imm(2), four, Mem{Base: y2})
+	g.VEXTRACTPS(Imm(3), four, Mem{Base: y2, Index: step, Scale: 1})
 }
 
 func (t *groupTile) wAt(s, disp int) Mem { return Mem{Base: t.w[s], Index: t.at, Scale: 1, Disp: disp} }

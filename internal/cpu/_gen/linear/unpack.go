@@ -16,13 +16,13 @@ type blockFormat struct {
 
 	// block unpacks the block at from: a block of 32 elements is block b of the group at to.
 	block func(u *unpacker, from, to reg.GPVirtual, b int)
-	// group unpacks four blocks of 32 elements with AVX-512, of which the last may be missing: see unpacker.rest. nil: block does so.
-	group func(u *unpacker, from, to reg.GPVirtual, rest bool)
+	// group reads four blocks of 32 elements with AVX-512. Of the rest of a row, which is not a whole group, the last are zeros.
+	group func(u *unpacker, from reg.GPVirtual, rest bool) quad
 }
 
 var blockFormats = []blockFormat{
 	{name: "I8", elements: 1, bytes: 1, group: (*unpacker).groupI8},
-	{name: "Q80", elements: 32, bytes: 34, block: (*unpacker).blockQ80},
+	{name: "Q80", elements: 32, bytes: 34, block: (*unpacker).blockQ80, group: (*unpacker).groupQ80},
 	{name: "Q40", elements: 32, bytes: 18, block: (*unpacker).blockQ40, group: (*unpacker).groupQ40},
 	{name: "Q41", elements: 32, bytes: 20, minima: true, block: (*unpacker).blockQ41, group: (*unpacker).groupQ41},
 }
@@ -33,6 +33,12 @@ type unpacker struct {
 	blockFormat
 	constants map[string]reg.VecVirtual
 	rest      []reg.OpmaskVirtual // of the loads of a group that is not whole
+
+	copied Mem           // a copy of the rest of a row
+	left   reg.GPVirtual // the elements of the rest
+	suffix string        // of labels
+
+	fetch, fetchStep reg.GPVirtual
 }
 
 func (f blockFormat) begin(g *gen, set isa) (u *unpacker) {
@@ -41,13 +47,14 @@ func (f blockFormat) begin(g *gen, set isa) (u *unpacker) {
 }
 
 // rows makes the loop over rows. row gets registers of its own.
-func (u *unpacker) rows(row func(from, to, ahead reg.GPVirtual)) {
+func (u *unpacker) rows(row func(from, to reg.GPVirtual)) {
 	a := u.Dereference(u.Param("a"))
-	dst, src, rows, from, to, ahead := u.field(a, "dst"), u.field(a, "src"), u.field(a, "rows"), u.GP64(), u.GP64(), u.field(a, "ahead")
+	dst, src, rows, from, to := u.field(a, "dst"), u.field(a, "src"), u.field(a, "rows"), u.GP64(), u.GP64()
+	u.fetch, u.fetchStep = u.field(a, "fetch"), u.field(a, "fetchStep")
 	u.Label("row")
 	u.MOVQ(src, from)
 	u.MOVQ(dst, to)
-	row(from, to, ahead)
+	row(from, to)
 	u.ADDQ(u.fieldAt(a, "srcRow"), src)
 	u.ADDQ(u.fieldAt(a, "dstRow"), dst)
 	u.DECQ(rows)
@@ -55,11 +62,12 @@ func (u *unpacker) rows(row func(from, to, ahead reg.GPVirtual)) {
 	u.ret()
 }
 
-// prefetch asks for as many bytes as a group has.
-func (u *unpacker) prefetch(from, ahead reg.GPVirtual, bytes int) {
+// prefetchLines asks for some bytes at fetch, and takes fetch on.
+func (g *gen) prefetchLines(fetch reg.GPVirtual, step Op, bytes int) {
 	for at := 0; at < bytes; at += 64 {
-		u.PREFETCHT0(Mem{Base: from, Index: ahead, Scale: 1, Disp: at})
+		g.PREFETCHT1(Mem{Base: fetch, Disp: at})
 	}
+	g.ADDQ(step, fetch)
 }
 
 // bytes returns a register with the same byte in all places. It must be asked for before the first loop.
@@ -87,17 +95,13 @@ func (u *unpacker) indices(name string, bits int, x []int) reg.VecVirtual {
 	return u.constants[name]
 }
 
-// unpackAVX2 makes the kernel that goes block by block, with either instruction set.
+// unpackAVX2 makes the kernel that goes block by block.
 func (f blockFormat) unpackAVX2(g *gen) {
 	if f.block == nil {
 		f.copyAVX2(g)
 		return
 	}
-	f.byBlock(g, avx2)
-}
-
-func (f blockFormat) byBlock(g *gen, set isa) {
-	u := f.begin(g, set)
+	u := f.begin(g, avx2)
 	u.bytes(15)
 	u.bytes(u.bias(0))
 	u.bytes(u.bias(8))
@@ -105,10 +109,10 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 	g.XORL(zero, zero)
 	g.MOVQ(g.fieldAt(g.Dereference(g.Param("a")), "n"), n)
 	g.SHRQ(Imm(5), n)
-	u.rows(func(from, to, ahead reg.GPVirtual) {
+	u.rows(func(from, to reg.GPVirtual) {
 		g.MOVQ(n, left)
 		g.Label("group")
-		u.prefetch(from, ahead, 4*f.bytes)
+		u.prefetchLines(u.fetch, u.fetchStep, 4*f.bytes)
 		for b := range 4 {
 			if b > 0 {
 				g.TESTQ(left, left)
@@ -135,32 +139,30 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 
 // unpackAVX512 makes the kernel that goes group by group.
 func (f blockFormat) unpackAVX512(g *gen) {
-	if f.group == nil {
-		f.byBlock(g, avx512)
-		return
-	}
 	u := f.begin(g, avx512)
 	a := g.Dereference(g.Param("a"))
 	groups, rest, left := g.field(a, "n"), g.GP64(), g.GP64()
 	g.MOVQ(groups, rest)
 	g.SHRQ(Imm(7), groups)
 	g.ANDQ(Imm(127), rest)
-	for range 2 {
-		u.rest = append(u.rest, g.K())
-	}
-	f.group(u, nil, nil, false) // constants, and masks of what is not a whole group
-	u.masks(rest)
+	u.prepareRest(rest)
+	u.groupConstants()
 	size := 4 * f.bytes
 	if f.elements == 1 {
 		size = 128
+		u.indices("one", 32, []int{0x3f800000, 0x3f800000, 0x3f800000, 0x3f800000})
 	}
-	u.rows(func(from, to, ahead reg.GPVirtual) {
+	if f.minima {
+		u.indices("order", 32, []int{0, 2, 4, 6, 1, 3, 5, 7})
+	}
+	u.left = rest
+	u.rows(func(from, to reg.GPVirtual) {
 		g.MOVQ(groups, left)
 		g.TESTQ(left, left)
 		g.JZ(LabelRef("rest"))
 		g.Label("group")
-		u.prefetch(from, ahead, size)
-		f.group(u, from, to, false)
+		u.prefetchLines(u.fetch, u.fetchStep, size)
+		u.storeGroup(f.group(u, from, false), to)
 		g.ADDQ(U32(uint32(size)), from)
 		g.ADDQ(U32(wSize), to)
 		g.DECQ(left)
@@ -168,7 +170,7 @@ func (f blockFormat) unpackAVX512(g *gen) {
 		g.Label("rest")
 		g.TESTQ(rest, rest)
 		g.JZ(LabelRef("end"))
-		f.group(u, from, to, true)
+		u.storeGroup(f.group(u, from, true), to)
 		g.Label("end")
 	})
 }
@@ -296,20 +298,6 @@ func (u *unpacker) load(from reg.GPVirtual, disp, bits, i int, rest bool) reg.Ve
 	return v
 }
 
-// split stores the halves of 64 bytes, each in the place of a half of a block.
-func (u *unpacker) split(v reg.VecVirtual, to reg.GPVirtual) {
-	low, mask, bias := u.ZMM(), u.bytes(15), u.bytes(u.bias(8))
-	u.VPANDD(mask, v, low)
-	u.VPSRLW(Imm(4), v, v)
-	u.VPANDD(mask, v, v)
-	if !u.minima {
-		u.VPADDB(bias, low, low)
-		u.VPADDB(bias, v, v)
-	}
-	u.VMOVDQU32(low, Mem{Base: to})
-	u.VMOVDQU32(v, Mem{Base: to, Disp: 64})
-}
-
 // perBlock returns indices of n elements of each of four blocks, from an element of the block on. What is behind the first 64 bytes
 // is in the other load, which begins at element `second`.
 func perBlock(stride, first, n, second, ofLoad int) (all []int) {
@@ -325,65 +313,294 @@ func perBlock(stride, first, n, second, ofLoad int) (all []int) {
 	return all
 }
 
-func (u *unpacker) groupQ40(from, to reg.GPVirtual, rest bool) {
-	nibbles := u.indices("nibbles", 16, perBlock(9, 1, 8, 4, 32))
-	scales := u.indices("scales", 16, perBlock(9, 0, 1, 4, 32))
+// quad is a group in registers: the first halves of four blocks, the second halves, and float32 factors. The scale of block b is
+// factor stride*b, and its minimum the factor after that. Without factors, scales are 1.
+type quad struct {
+	low, high, factors reg.VecVirtual
+	stride             int
+}
+
+// groupConstants sets the registers that groups need.
+func (u *unpacker) groupConstants() {
+	switch u.name {
+	case "I8":
+		u.halves(0)
+		u.halves(1)
+		u.bytes(128)
+		return
+	case "Q80":
+		u.bytes(128)
+		return
+	case "Q40":
+		u.nibblesQ40()
+		u.scalesQ40()
+	case "Q41":
+		u.nibblesQ41()
+		u.factorsQ41()
+	}
 	u.bytes(15)
 	u.bytes(u.bias(8))
-	if from == nil {
-		return
+}
+
+func (u *unpacker) nibblesQ40() reg.VecVirtual {
+	return u.indices("nibbles", 16, perBlock(9, 1, 8, 4, 32))
+}
+func (u *unpacker) scalesQ40() reg.VecVirtual {
+	return u.indices("factors", 16, perBlock(9, 0, 1, 4, 32))
+}
+func (u *unpacker) nibblesQ41() reg.VecVirtual {
+	return u.indices("nibbles", 32, perBlock(5, 1, 4, 4, 16))
+}
+func (u *unpacker) factorsQ41() reg.VecVirtual { return u.indices("factors", 32, []int{0, 5, 10, 15}) }
+func (u *unpacker) halves(i int) reg.VecVirtual {
+	return u.indices(fmt.Sprint("half", i), 32, perBlock(8, 4*i, 4, 16, 16))
+}
+
+// split returns the halves of 64 bytes, each in the place of a half of a block.
+func (u *unpacker) split(v reg.VecVirtual) (low, high reg.VecVirtual) {
+	low, high = u.ZMM(), u.ZMM()
+	u.VPANDD(u.bytes(15), v, low)
+	u.VPSRLW(Imm(4), v, high)
+	u.VPANDD(u.bytes(15), high, high)
+	if !u.minima {
+		u.VPADDB(u.bytes(u.bias(8)), low, low)
+		u.VPADDB(u.bytes(u.bias(8)), high, high)
 	}
+	return low, high
+}
+
+func (u *unpacker) groupQ40(from reg.GPVirtual, rest bool) (q quad) {
 	a, b := u.load(from, 0, 16, 0, rest), u.load(from, 8, 16, 1, rest)
 	v, d := u.ZMM(), u.ZMM()
-	u.VMOVDQA32(nibbles, v)
+	u.VMOVDQA32(u.nibblesQ40(), v)
 	u.VPERMI2W(b, a, v)
-	u.VPERMW(a, scales, d)
+	u.VPERMW(a, u.scalesQ40(), d)
 	u.VCVTPH2PS(d.AsX(), d.AsX())
-	u.VMOVUPS(d.AsX(), Mem{Base: to, Disp: wScales})
-	u.split(v, to)
+	q.low, q.high = u.split(v)
+	q.factors, q.stride = d, 1
+	return q
 }
 
-func (u *unpacker) groupQ41(from, to reg.GPVirtual, rest bool) {
-	nibbles := u.indices("nibbles", 32, perBlock(5, 1, 4, 4, 16))
-	factors := u.indices("factors", 32, []int{0, 5, 10, 15})
-	order := u.indices("order", 32, []int{0, 2, 4, 6, 1, 3, 5, 7})
-	u.bytes(15)
-	u.bytes(u.bias(8))
-	if from == nil {
-		return
-	}
+func (u *unpacker) groupQ41(from reg.GPVirtual, rest bool) (q quad) {
 	a, b := u.load(from, 0, 32, 0, rest), u.load(from, 16, 32, 1, rest)
 	v, d := u.ZMM(), u.ZMM()
-	u.VMOVDQA32(nibbles, v)
+	u.VMOVDQA32(u.nibblesQ41(), v)
 	u.VPERMI2D(b, a, v)
-	u.VPERMD(a, factors, d)
+	u.VPERMD(a, u.factorsQ41(), d)
 	u.VCVTPH2PS(d.AsX(), d.AsY())
-	u.VPERMPS(d.AsY(), order.AsY(), d.AsY())
-	u.VMOVUPS(d.AsX(), Mem{Base: to, Disp: wScales})
-	u.VEXTRACTF32X4(Imm(1), d.AsY(), Mem{Base: to, Disp: wMinima})
-	u.split(v, to)
+	q.low, q.high = u.split(v)
+	q.factors, q.stride = d, 2
+	return q
 }
 
-func (u *unpacker) groupI8(from, to reg.GPVirtual, rest bool) {
-	var halves [2]reg.VecVirtual
-	for i := range halves {
-		halves[i] = u.indices(fmt.Sprint("half", i), 32, perBlock(8, 4*i, 4, 16, 16))
+func (u *unpacker) groupI8(from reg.GPVirtual, rest bool) (q quad) {
+	a, b := u.load(from, 0, 8, 0, rest), u.load(from, 64, 8, 1, rest)
+	u.VPXORD(u.bytes(128), a, a)
+	u.VPXORD(u.bytes(128), b, b)
+	for i, to := range []*reg.VecVirtual{&q.low, &q.high} {
+		*to = u.ZMM()
+		u.VMOVDQA32(u.halves(i), *to)
+		u.VPERMI2D(b, a, *to)
 	}
-	bias := u.bytes(128)
-	one := u.indices("one", 32, []int{0x3f800000, 0x3f800000, 0x3f800000, 0x3f800000})
-	if from == nil {
+	return q
+}
+
+// groupQ80 reads each block by itself. A group that is not whole is copied before.
+func (u *unpacker) groupQ80(from reg.GPVirtual, rest bool) (q quad) {
+	at := func(b, disp int) Mem {
+		if rest {
+			return u.copied.Offset(34*b + disp)
+		}
+		return Mem{Base: from, Disp: 34*b + disp}
+	}
+	if rest {
+		for b := range 3 {
+			for _, half := range []int{2, 18} {
+				v := u.XMM()
+				u.VMOVDQU32(Mem{Base: from, Disp: 34*b + half}, v)
+				u.VMOVDQU32(v, at(b, half))
+			}
+			bits := u.GP32()
+			u.MOVWLZX(Mem{Base: from, Disp: 34 * b}, bits)
+			u.MOVW(bits.As16(), at(b, 0))
+			if b < 2 {
+				u.CMPQ(u.left, Imm(uint64(32*(b+1))))
+				u.JE(LabelRef("copied" + u.suffix))
+			}
+		}
+		u.Label("copied" + u.suffix)
+	}
+	for i, to := range []*reg.VecVirtual{&q.low, &q.high} {
+		v := u.ZMM()
+		u.VMOVDQU32(at(0, 2+16*i), v.AsX())
+		for b := 1; b < 4; b++ {
+			u.VINSERTI32X4(Imm(uint64(b)), at(b, 2+16*i), v, v)
+		}
+		u.VPXORD(u.bytes(128), v, v)
+		*to = v
+	}
+	d, bits := u.ZMM(), u.GP32()
+	u.MOVWLZX(at(0, 0), bits)
+	u.VMOVD(bits, d.AsX())
+	for b := 1; b < 4; b++ {
+		u.VPINSRW(Imm(uint64(b)), at(b, 0), d.AsX(), d.AsX())
+	}
+	u.VCVTPH2PS(d.AsX(), d.AsX())
+	q.factors, q.stride = d, 1
+	return q
+}
+
+// storeGroup makes a weightGroup.
+func (u *unpacker) storeGroup(q quad, to reg.GPVirtual) {
+	u.VMOVDQU32(q.low, Mem{Base: to})
+	u.VMOVDQU32(q.high, Mem{Base: to, Disp: 64})
+	switch {
+	case q.factors == nil:
+		u.VMOVUPS(u.indices("one", 32, []int{0x3f800000, 0x3f800000, 0x3f800000, 0x3f800000}).AsX(), Mem{Base: to, Disp: wScales})
+	case q.stride == 1:
+		u.VMOVUPS(q.factors.AsX(), Mem{Base: to, Disp: wScales})
+	default:
+		d := u.YMM()
+		u.VPERMPS(q.factors.AsY(), u.indices("order", 32, []int{0, 2, 4, 6, 1, 3, 5, 7}).AsY(), d)
+		u.VMOVUPS(d.AsX(), Mem{Base: to, Disp: wScales})
+		u.VEXTRACTF32X4(Imm(1), d, Mem{Base: to, Disp: wMinima})
+	}
+}
+
+// rowAVX512 makes the kernel of one row of x, whose groups of weights stay in registers.
+func (f blockFormat) rowAVX512(g *gen) {
+	g.kernel("row"+f.name, avx512, blockSource, "row"+f.name+"Go", args)
+	u := &unpacker{gen: g, blockFormat: f, constants: map[string]reg.VecVirtual{}}
+	a := g.Dereference(g.Param("a"))
+	n := g.field(a, "n")
+	groups, rest := g.GP64(), g.GP64()
+	g.MOVQ(n, groups)
+	g.MOVQ(n, rest)
+	g.SHRQ(Imm(7), groups)
+	g.ANDQ(Imm(127), rest)
+	u.prepareRest(rest)
+	u.groupConstants()
+	stride := 1
+	if f.minima {
+		stride = 2
+	}
+	var scales, minima []int
+	for b := range 4 {
+		for range 4 {
+			scales = append(scales, stride*b)
+		}
+		minima = append(minima, 2*b+1)
+	}
+	lanes := u.indices("lanes", 32, scales)
+	xLanes := lanes
+	var minimaLanes reg.VecVirtual
+	var four reg.OpmaskVirtual
+	if f.minima {
+		xLanes = u.indices("xlanes", 32, []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3})
+		minimaLanes = u.indices("minima", 32, minima)
+		bits := g.GP32()
+		four = g.K()
+		g.MOVL(U32(15), bits)
+		g.KMOVW(bits, four)
+	}
+	y, sets, fetch := g.field(a, "y"), g.field(a, "sets"), g.field(a, "fetch")
+	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
+	sums := g.vecs(4)
+	x, left := g.GP64(), g.GP64()
+	size := 4 * f.bytes
+	if f.elements == 1 {
+		size = 128
+	}
+	group := func(rest bool) {
+		low, high, xScale := g.ZMM(), g.ZMM(), g.ZMM()
+		g.VMOVDQU32(Mem{Base: x}, low)
+		g.VMOVDQU32(Mem{Base: x, Disp: 64}, high)
+		g.VMOVUPS(Mem{Base: x, Disp: xScales}, xScale.AsY())
+		g.VPERMPS(xScale, xLanes, xScale)
+		var offsets, xSum reg.VecVirtual
+		if f.minima {
+			xSum = g.ZMM()
+			g.VMOVUPS_Z(Mem{Base: x, Disp: xSums}, four, xSum)
+		} else {
+			offsets = g.ZMM()
+			g.VMOVDQU32(Mem{Base: x, Disp: xOffsets}, offsets)
+		}
+		for s, sum := range sums {
+			u.suffix = fmt.Sprint(s)
+			q, v := f.group(u, w[s], rest), g.ZMM()
+			if f.minima {
+				g.VPXORD(v, v, v)
+			} else {
+				g.VMOVDQA32(offsets, v)
+			}
+			g.VPDPBUSD(low, q.low, v)
+			g.VPDPBUSD(high, q.high, v)
+			g.VCVTDQ2PS(v, v)
+			scale := xScale
+			if q.factors != nil {
+				scale = g.ZMM()
+				g.VPERMPS(q.factors, lanes, scale)
+				g.VMULPS(xScale, scale, scale)
+			}
+			g.VFMADD231PS(scale, v, sum)
+			if f.minima {
+				g.VPERMPS_Z(q.factors, minimaLanes, four, q.factors)
+				g.VFMADD231PS(xSum, q.factors, sum)
+			}
+			if !rest {
+				g.ADDQ(U32(uint32(size)), w[s])
+			}
+		}
+	}
+	g.Label("set")
+	wRow := g.field(a, "wRow")
+	for s := 1; s < 4; s++ {
+		g.LEAQ(Mem{Base: w[s-1], Index: wRow, Scale: 1}, w[s])
+	}
+	next := g.GP64()
+	g.LEAQ(Mem{Base: w[3], Index: wRow, Scale: 1}, next)
+	g.zero(sums...)
+	g.MOVQ(g.fieldAt(a, "x"), x)
+	g.MOVQ(groups, left)
+	g.TESTQ(left, left)
+	g.JZ(LabelRef("rest"))
+	g.Label("group")
+	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
+	group(false)
+	g.ADDQ(U32(xSize), x)
+	g.DECQ(left)
+	g.JNZ(LabelRef("group"))
+	g.Label("rest")
+	g.TESTQ(rest, rest)
+	g.JZ(LabelRef("end"))
+	u.left = rest
+	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
+	group(true)
+	g.Label("end")
+	yStep := g.field(a, "yStep")
+	g.put4(sums, yStep, y)
+	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
+	g.MOVQ(next, w[0])
+	g.DECQ(sets)
+	g.JNZ(LabelRef("set"))
+	g.ret()
+}
+
+// prepareRest makes the masks of a group that is not whole, or the memory for a copy.
+func (u *unpacker) prepareRest(rest reg.GPVirtual) {
+	if u.name == "Q80" {
+		u.copied = u.AllocLocal(4*34 + 8)
+		zero := u.GP64()
+		u.XORQ(zero, zero)
+		for at := 0; at < 4*34+8; at += 8 {
+			u.MOVQ(zero, u.copied.Offset(at))
+		}
 		return
 	}
-	a, b := u.load(from, 0, 8, 0, rest), u.load(from, 64, 8, 1, rest)
-	u.VPXORD(bias, a, a)
-	u.VPXORD(bias, b, b)
-	for i, order := range halves {
-		v := u.ZMM()
-		u.VMOVDQA32(order, v)
-		u.VPERMI2D(b, a, v)
-		u.VMOVDQU32(v, Mem{Base: to, Disp: 64 * i})
+	for range 2 {
+		u.rest = append(u.rest, u.K())
 	}
-	u.VMOVUPS(one.AsX(), Mem{Base: to, Disp: wScales})
+	u.masks(rest)
 }
 
 // copyAVX2 makes the kernel for signed bytes.
@@ -397,12 +614,12 @@ func (f blockFormat) copyAVX2(g *gen) {
 	one, zero := g.XMM(), g.YMM()
 	g.VBROADCASTSS(g.words("one", 0x3f800000), one)
 	g.VPXOR(zero, zero, zero)
-	u.rows(func(from, to, ahead reg.GPVirtual) {
+	u.rows(func(from, to reg.GPVirtual) {
 		g.MOVQ(groups, left)
 		g.TESTQ(left, left)
 		g.JZ(LabelRef("rest"))
 		g.Label("group")
-		u.prefetch(from, ahead, 128)
+		u.prefetchLines(u.fetch, u.fetchStep, 128)
 		v := g.vecs(4)
 		for i, v := range v {
 			g.VMOVDQU(Mem{Base: from, Disp: 32 * i}, v)
