@@ -42,6 +42,7 @@ type scaling struct {
 	ranks  []Ranks // processes that have a model together
 	match  *regexp.Regexp
 	quick  bool
+	mla    bool
 	pace   measure.Pace
 	cases  []scaleCase
 	chains []chainCase
@@ -191,6 +192,7 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 		s.ranks, err = ranksOf(text)
 		return err
 	})
+	flags.BoolVar(&s.mla, "mla", false, "only latent attention, on processes of this machine's cores: the context over the processes of -ranks (default: 2), and TPLA, against one process")
 	flags.StringVar(&s.python, "python", "", "`path` of a python that has PyTorch for CUDA: its FLASH_ATTENTION is measured on each GPU's share of the heads or the context, alone (default: none)")
 	flags.Func("match", "only shapes whose line matches the `regexp`", func(text string) (err error) {
 		s.match, err = regexp.Compile(text)
@@ -207,7 +209,11 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 			s.cases = slices.DeleteFunc(s.cases, func(c scaleCase) bool { return c.two == 0 || c.batch() == 4 })
 		}
 		s.report = &measure.Report{Command: "scale", Machine: m, Figures: []measure.Figure{}}
-		err = s.run()
+		if s.mla {
+			err = s.measureMLA(s.ranks, mlaShapes(s.quick))
+		} else {
+			err = s.run()
+		}
 		if len(s.report.Figures) > 0 { // what was measured until something failed is worth keeping
 			err = errors.Join(err, s.report.Save(s.json))
 		}

@@ -31,62 +31,64 @@ const ReadCeiling = "read ceiling"
 type Metric string
 
 const (
-	Speed         Metric = "GB/s"                // bytes of keys and values over the median time of the rounds
-	BestSpeed     Metric = "best GB/s"           // over the best round
-	Share         Metric = "of the ceiling"      // speed over the ceiling's: median of the ratios of neighbouring turns
-	OverStock     Metric = "x default"           // speedup over the default node: the same median
-	OverTorch     Metric = "x PyTorch"           // speedup over PyTorch
-	Allocs        Metric = "allocs"              // heap allocations per step
-	Tokens        Metric = "tokens/s"            // of all sequences together, median
-	BestTokens    Metric = "best tokens/s"       // of all sequences together, best round
-	Prompt        Metric = "prompt tokens/s"     // tokens of the prompts over the time to the first token, median
-	PromptMillis  Metric = "ms"                  // time to the first token after the prompts, median
-	FirstPrompt   Metric = "ms, the first time"  // includes loading of kernels and allocation of memory
-	OverHF        Metric = "x transformers"      // speedup over transformers; on a CPU, over transformers in float32
-	OverHF16      Metric = "x transformers bf16" // on a CPU
-	OverCT2       Metric = "x CT2"               // speedup over CTranslate2 in float32
-	OverInt8      Metric = "x CT2 int8"          // speedup over CTranslate2 in int8
-	Micros        Metric = "us"                  // per launch, median of all replays
-	Micros10      Metric = "p10 us"              // 10th percentile
-	Micros90      Metric = "p90 us"              // 90th percentile
-	GPUShare      Metric = "of the read ceiling" // Share, on a GPU
-	OfDense       Metric = "of contiguous"       // speed over the speed with contiguous keys
-	OfAllowed     Metric = "of the time"         // time over the allowed time, 1.05 times the ceiling's time plus 5 us
-	TimeOfMHA     Metric = "time of MHA"         // time over the time with one query head per KV head
-	TFLOPs        Metric = "TFLOP/s"             // of matrix products, over the median of the rounds
-	Products      Metric = "Gop/s"               // of matrix products, over the best round
-	OverCUDNN     Metric = "x CUDNN"             // speedup over PyTorch's CUDNN_ATTENTION
-	OverCuBLAS    Metric = "x cuBLAS"            // speedup over cuBLAS
-	OfSum         Metric = "of the allowed time" // of a mixed step, with the allowed time 1.05 times the longer of its two parts plus 20% of the other part
-	OverFlash     Metric = "x FLASH"             // speedup over PyTorch's FLASH_ATTENTION
-	OverBest      Metric = "x best peer"         // speedup over the best peer
-	OverBatch     Metric = "x BatchAttention"    // speedup over FlashInfer's BatchAttention
-	StepMillis    Metric = "ms a step"           // of all sequences together, median
-	StepBytes     Metric = "GB a step"           // weights, keys and values
-	OverCompiled  Metric = "x compiled"          // speedup over the compiled step of transformers
-	OverEager     Metric = "x eager"             // speedup over the eager step of transformers
-	OverFixed     Metric = "x fixed"             // speedup over leanattention with FlashDecoding's schedule
-	OverPerHead   Metric = "x per head"          // speedup over leanattention with FlashAttention-2's schedule
-	OverInfer     Metric = "x FlashInfer"        // speedup over the better of FlashInfer's decode kernels
-	OverVarlen    Metric = "x FLASH, varlen"     // speedup over FLASH_ATTENTION for sequences of different lengths
-	BusyShare     Metric = "busy SMs"            // share of the multiprocessors' time that the schedule fills with LeanTiles
-	BusyCounted   Metric = "busy SMs, counted"   // share of the multiprocessors' time with a resident warp, from the GPU's counters
-	Watts         Metric = "W"                   // whole GPU
-	TokenJoules   Metric = "mJ a token"          // per sequence and layer
-	ByteJoules    Metric = "mJ/GB"               // of keys and values
-	OfFlashJoules Metric = "of FLASH's energy"
-	OfReadJoules  Metric = "x the ceiling's energy" // over the energy of a kernel that only reads the same bytes
-	TotalSeconds  Metric = "s in all"               // a prompt and the tokens after the prompt
-	OverDefault   Metric = "x default"              // speedup over attention in three launches
-	Queueing      Metric = "queueing attention"     // share of the step's time that the host spends on queueing attention
-	LayerMicros   Metric = "us a layer"
-	BeyondKernels Metric = "beyond its kernels"      // us per layer
-	BeyondFloor   Metric = "beyond the driver alone" // us per layer
-	OverOneGPU    Metric = "x one GPU"               // speedup of several GPUs over one GPU
-	OverBytes     Metric = "x one GPU by its bytes"  // speedup over the time in which one GPU reads the bytes of a step
-	BeyondShare   Metric = "us beyond an even share" // per layer: time minus one GPU's time divided by the number of GPUs
-	OverCopies    Metric = "x copies"                // speedup of forks over sequences that share nothing
-	OfReader      Metric = "of a reader of the same pages"
+	Speed          Metric = "GB/s"                // bytes of keys and values over the median time of the rounds
+	BestSpeed      Metric = "best GB/s"           // over the best round
+	Share          Metric = "of the ceiling"      // speed over the ceiling's: median of the ratios of neighbouring turns
+	OverStock      Metric = "x default"           // speedup over the default node: the same median
+	OverTorch      Metric = "x PyTorch"           // speedup over PyTorch
+	Allocs         Metric = "allocs"              // heap allocations per step
+	Tokens         Metric = "tokens/s"            // of all sequences together, median
+	BestTokens     Metric = "best tokens/s"       // of all sequences together, best round
+	Prompt         Metric = "prompt tokens/s"     // tokens of the prompts over the time to the first token, median
+	PromptMillis   Metric = "ms"                  // time to the first token after the prompts, median
+	FirstPrompt    Metric = "ms, the first time"  // includes loading of kernels and allocation of memory
+	OverHF         Metric = "x transformers"      // speedup over transformers; on a CPU, over transformers in float32
+	OverHF16       Metric = "x transformers bf16" // on a CPU
+	OverCT2        Metric = "x CT2"               // speedup over CTranslate2 in float32
+	OverInt8       Metric = "x CT2 int8"          // speedup over CTranslate2 in int8
+	Micros         Metric = "us"                  // per launch, median of all replays
+	Micros10       Metric = "p10 us"              // 10th percentile
+	Micros90       Metric = "p90 us"              // 90th percentile
+	GPUShare       Metric = "of the read ceiling" // Share, on a GPU
+	OfDense        Metric = "of contiguous"       // speed over the speed with contiguous keys
+	OfAllowed      Metric = "of the time"         // time over the allowed time, 1.05 times the ceiling's time plus 5 us
+	TimeOfMHA      Metric = "time of MHA"         // time over the time with one query head per KV head
+	TFLOPs         Metric = "TFLOP/s"             // of matrix products, over the median of the rounds
+	Products       Metric = "Gop/s"               // of matrix products, over the best round
+	OverCUDNN      Metric = "x CUDNN"             // speedup over PyTorch's CUDNN_ATTENTION
+	OverCuBLAS     Metric = "x cuBLAS"            // speedup over cuBLAS
+	OfSum          Metric = "of the allowed time" // of a mixed step, with the allowed time 1.05 times the longer of its two parts plus 20% of the other part
+	OverFlash      Metric = "x FLASH"             // speedup over PyTorch's FLASH_ATTENTION
+	OverBest       Metric = "x best peer"         // speedup over the best peer
+	OverBatch      Metric = "x BatchAttention"    // speedup over FlashInfer's BatchAttention
+	StepMillis     Metric = "ms a step"           // of all sequences together, median
+	StepBytes      Metric = "GB a step"           // weights, keys and values
+	OverCompiled   Metric = "x compiled"          // speedup over the compiled step of transformers
+	OverEager      Metric = "x eager"             // speedup over the eager step of transformers
+	OverFixed      Metric = "x fixed"             // speedup over leanattention with FlashDecoding's schedule
+	OverPerHead    Metric = "x per head"          // speedup over leanattention with FlashAttention-2's schedule
+	OverInfer      Metric = "x FlashInfer"        // speedup over the better of FlashInfer's decode kernels
+	OverVarlen     Metric = "x FLASH, varlen"     // speedup over FLASH_ATTENTION for sequences of different lengths
+	BusyShare      Metric = "busy SMs"            // share of the multiprocessors' time that the schedule fills with LeanTiles
+	BusyCounted    Metric = "busy SMs, counted"   // share of the multiprocessors' time with a resident warp, from the GPU's counters
+	Watts          Metric = "W"                   // whole GPU
+	TokenJoules    Metric = "mJ a token"          // per sequence and layer
+	ByteJoules     Metric = "mJ/GB"               // of keys and values
+	OfFlashJoules  Metric = "of FLASH's energy"
+	OfReadJoules   Metric = "x the ceiling's energy" // over the energy of a kernel that only reads the same bytes
+	TotalSeconds   Metric = "s in all"               // a prompt and the tokens after the prompt
+	OverDefault    Metric = "x default"              // speedup over attention in three launches
+	Queueing       Metric = "queueing attention"     // share of the step's time that the host spends on queueing attention
+	LayerMicros    Metric = "us a layer"
+	BeyondKernels  Metric = "beyond its kernels"      // us per layer
+	BeyondFloor    Metric = "beyond the driver alone" // us per layer
+	OverOneGPU     Metric = "x one GPU"               // speedup of several GPUs over one GPU
+	OverBytes      Metric = "x one GPU by its bytes"  // speedup over the time in which one GPU reads the bytes of a step
+	BeyondShare    Metric = "us beyond an even share" // per layer: time minus one GPU's time divided by the number of GPUs
+	OverCopies     Metric = "x copies"                // speedup of forks over sequences that share nothing
+	OfReader       Metric = "of a reader of the same pages"
+	OverOneProcess Metric = "x one process" // speedup of several processes over one of them
+	RelativeError  Metric = "relative error"
 )
 
 func (m Metric) Format(v float64) string {
@@ -99,7 +101,7 @@ func (m Metric) Format(v float64) string {
 		return fmt.Sprintf("%.0f", v)
 	case Speed, BestSpeed, TFLOPs, Micros, Micros10, Micros90, LayerMicros, BeyondKernels, BeyondFloor, BeyondShare, Tokens, BestTokens, ByteJoules:
 		return fmt.Sprintf("%.1f", v)
-	case StepMillis:
+	case StepMillis, RelativeError:
 		return fmt.Sprintf("%.3f", v)
 	case Prompt, Watts, "splits", "shapes", "slower":
 		return fmt.Sprintf("%.0f", v)
