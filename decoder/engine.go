@@ -12,6 +12,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
@@ -66,6 +67,12 @@ type Options struct {
 	//   - Steps are computed while the goroutine waits for a text. Start takes no context that may be cancelled.
 	Ranks *ranks.Comm
 
+	// TPLA, if not nil, splits the latent vectors of each layer of a network with latent attention, an approximation: see nn.TPLA. The
+	// differences of [Engine.LogProbs] are its error. Prompts of 64 rows and more, of texts without cached tokens, are exact; LogProbs
+	// has no such prompts. It computes on the CPU in one process, with weights for both forms beside the network's. Save and Load are
+	// ErrUnsupported.
+	TPLA func(layer int) *nn.TPLA
+
 	// Progress, if not nil, is called with the number of weights that have been loaded, and the number of all.
 	Progress func(done, all int)
 }
@@ -103,7 +110,8 @@ type Engine struct {
 	tokenizer *tokenizer.Tokenizer // nil: none
 	ends      []int
 	weights   map[string]G.Value
-	free      func() error // the weights on a GPU
+	sliced    [][]*nn.LatentWeights // of layers, see Options.TPLA: whole latent vectors, and those of each shard
+	free      func() error          // the weights on a GPU
 	cache     *la.Cache
 	graphs    []*graph // by rows
 	verify    *graph   // logits of all rows; nil: no drafts
@@ -148,6 +156,10 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if err := e.options.fill(&sizes); err != nil {
 		return nil, err
 	}
+	if _, sizes, err = e.options.shards(sizes); err != nil {
+		return nil, err
+	}
+	e.sliced = make([][]*nn.LatentWeights, sizes.Layers)
 	if sizes.Latent > 0 && o.Device != nil && len(o.Device.Members()) > 1 {
 		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which several GPUs do not share: use one GPU: %w", o.Device, ErrUnsupported)
 	}

@@ -95,6 +95,9 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	if o.several() {
 		b.ranks = o.Ranks
 	}
+	if o.TPLA != nil {
+		b.slice = e.slice
+	}
 	b.attention = []la.Option{la.WithCausal(), la.WithSchedule(o.Schedule), la.WithWorkers(o.Workers)}
 	if o.BatchInvariant {
 		b.attention = append(b.attention, la.WithBatchInvariance())

@@ -212,7 +212,11 @@ func (t *transformer) latentAttention(b *Builder, i int, prefix string, h *G.Nod
 // attends returns the options of the attention of a layer.
 func (t *transformer) attends(i int) (options []la.Option) {
 	if t.rotary != nil {
-		options = append(options, la.WithRotary(t.rotary[i]))
+		r := t.rotary[i]
+		if t.latent != nil {
+			r.HeadDim = 0 // that of the cache, which may have parts of latent vectors
+		}
+		options = append(options, la.WithRotary(r))
 	}
 	if t.scale > 0 {
 		options = append(options, la.WithScale(t.scale))

@@ -154,7 +154,8 @@ type Builder struct {
 	ranks     *ranks.Comm // nil: one process
 	attention []la.Option // of every attention
 	windows   []int
-	prompts   bool // the graph is for texts without cached tokens
+	prompts   bool                                                          // the graph is for texts without cached tokens
+	slice     func(g *G.ExprGraph, layer int, m *nn.MLA) ([]*nn.MLA, error) // see Options.TPLA; nil: latent vectors are whole
 	err       error
 }
 
@@ -259,6 +260,9 @@ func (b *Builder) attends(layer int, opts []la.Option) []la.Option {
 // Other steps, and all steps on GPUs or with [Options].BatchInvariant, read latent vectors.
 func (b *Builder) MLA(layer int, m *nn.MLA, x *G.Node, options []la.Option, opts ...nn.Option) *G.Node {
 	return b.Node(func() (*G.Node, error) {
+		if b.slice != nil {
+			return b.sliced(layer, m, x, b.attends(layer, options), b.Linear(opts...))
+		}
 		if b.prompts {
 			return m.Expanded(x, func(q, k, v, latents *G.Node) (*G.Node, error) {
 				return la.PromptAttention(q, k, v, latents, m.Heads, b.step.Layer(layer), b.attends(layer, options)...)

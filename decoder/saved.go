@@ -227,6 +227,9 @@ func (h *savedHead) read(r io.Reader, most, vocab int) error {
 // identity returns a fingerprint of everything but the tokens that keys and values depend on, and a name for errors. The caller
 // holds e.mu.
 func (e *Engine) identity() (sum [sha256.Size]byte, name string, err error) {
+	if e.options.TPLA != nil {
+		return sum, "", fmt.Errorf("decoder: Options.TPLA: a saved text does not tell how latent vectors were rotated: %w", ErrUnsupported)
+	}
 	if e.name == "" {
 		lines, err := checksums(e.network, e.from)
 		if err != nil {
