@@ -292,3 +292,89 @@ func TestGPUQueryOnly(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestQueryOnlyStorage: caches of all element types, in both forms. A fork stores a token whose key and value are 0, in the same step: its
+// sum of exponentials is that of the row which is QueryOnly plus 1, and its output is smaller by the ratio of the sums.
+func TestQueryOnlyStorage(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, c := range []struct {
+		dtype   tensor.Dtype
+		latents bool
+	}{{tensor.Float32, false}, {la.Float16, false}, {la.BFloat16, true}, {la.E4M3, false}, {la.E4M3, true}, {tensor.Int8, false}} {
+		const heads, before = 4, 11
+		config := la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 16, DType: c.dtype, PageSize: 4, Pages: 30}
+		if c.latents {
+			config.KVHeads, config.HeadDim, config.ValueDim, config.ValuesInKeys = 1, 128+16, 128, true
+		}
+		cache := graphtest.NewCache(t, config)
+		step, err := cache.NewStep(before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := G.NewGraph()
+		of := func(name string, width int) (*G.Node, []float64) {
+			x := make([]float64, before*width)
+			for i := range x {
+				x[i] = rng.NormFloat64()
+			}
+			v := graphtest.TensorOf(tensor.Float64, x, before, width)
+			return G.NewMatrix(g, tensor.Float64, G.WithShape(before, width), G.WithName(name), G.WithValue(v)), v.Data().([]float64)
+		}
+		q, qs := of("q", heads*config.HeadDim)
+		k, ks := of("k", config.KVHeads*config.HeadDim)
+		v, vs := of("v", config.KVHeads*config.HeadDim)
+		if c.latents {
+			v = nil
+		}
+		out, err := la.CachedAttention(q, k, v, step.Layer(0), la.WithCausal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lse, err := la.LogSumExp(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var results [2]G.Value
+		G.Read(out, &results[0])
+		G.Read(lse, &results[1])
+		m := G.NewTapeMachine(g)
+		defer m.Close()
+		run := func(appends ...la.Append) {
+			t.Helper()
+			if err := step.Run(appends, func() error {
+				defer m.Reset()
+				return la.Cause(m.RunAll())
+			}); err != nil {
+				t.Fatal(c, err)
+			}
+		}
+		seq, err := cache.NewSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(la.Append{Seq: seq, Tokens: before})
+		fork, err := seq.Fork()
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(qs[heads*config.HeadDim:], qs[:heads*config.HeadDim])
+		clear(ks)
+		clear(vs)
+		run(la.Append{Seq: seq, Tokens: 1, QueryOnly: true}, la.Append{Seq: fork, Tokens: 1})
+		o, l := graphtest.Floats(t, results[0]), graphtest.Floats(t, results[1])
+		width := len(o) / before / heads
+		for h := range heads {
+			if want := math.Log(math.Exp(l[h]) + 1); math.Abs(l[heads+h]-want) > 1e-6 {
+				t.Errorf("%v: the log-sum-exp with a key of 0 is %v, want %v", c, l[heads+h], want)
+			}
+			for e := range width {
+				if got, want := o[(heads+h)*width+e], o[h*width+e]*math.Exp(l[h]-l[heads+h]); math.Abs(got-want) > 1e-6 {
+					t.Fatalf("%v: the output with a key of 0 is %v, want %v", c, got, want)
+				}
+			}
+		}
+		if seq.Len() != before || fork.Len() != before+1 {
+			t.Errorf("%v: %d and %d tokens", c, seq.Len(), fork.Len())
+		}
+	}
+}

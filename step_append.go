@@ -59,7 +59,7 @@ func checkPositions(op string, i int, a *Append) error {
 var canQuery = attn.Can{
 	Name:     "attention of a row that is QueryOnly",
 	Features: attn.InParts&^(attn.Trees|attn.Sinks) | attn.Rotates | attn.RotatesBehind | attn.BatchInvariance,
-	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
+	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8},
 }
 
 // checkQuery checks append i, which is QueryOnly.
