@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/tokenizer"
@@ -38,6 +39,11 @@ type Options struct {
 	Chunk int
 
 	Draft int // most guesses of a step: see [Request].Draft; 0: none
+
+	// Gap bounds how long texts wait for their next tokens while other texts read their prompts: a step with rows of prompts takes about
+	// Gap times as long as a step without, at least 1. Then the number of these rows depends on measured times. 0: Chunk alone bounds
+	// the rows. Not with Ranks.
+	Gap float64
 
 	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
 	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
@@ -219,7 +225,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	e.scheduler = scheduler{runner: e, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), stats: &e.stats}
+	e.scheduler = scheduler{runner: e, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), pace: pace{most: o.Gap}, now: time.Now, stats: &e.stats}
 	return e, nil
 }
 
@@ -254,6 +260,11 @@ func (o *Options) fill(s *Sizes) error {
 		if x.n < x.least || x.n > x.top {
 			return fmt.Errorf("decoder: Options.%s is %d, not in [%d, %d]: %w", x.name, x.n, x.least, x.top, ErrConfig)
 		}
+	}
+	if g := o.Gap; g != 0 && !(g >= 1 && g <= 1e6) {
+		return fmt.Errorf("decoder: Options.Gap is %v, neither 0 nor in [1, 1e6]: %w", g, ErrConfig)
+	} else if g != 0 && o.Ranks != nil {
+		return fmt.Errorf("decoder: Options.Gap is %v with Ranks, each of which measures other times: %w", g, ErrConfig)
 	}
 	types := []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}
 	if t := o.Weights; !slices.Contains(types, t) {

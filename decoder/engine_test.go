@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
 
 	la "gorgonia.org/leanattention"
 
@@ -37,6 +38,8 @@ func TestOptions(t *testing.T) {
 		{Options{Chunk: 1<<20 + 1}, ErrConfig, "Options.Chunk is 1048577"},
 		{Options{Draft: -1}, ErrConfig, "Options.Draft is -1"},
 		{Options{Draft: 1025}, ErrConfig, "Options.Draft is 1025, not in [0, 1024]"},
+		{Options{Gap: 0.5}, ErrConfig, "Options.Gap is 0.5"}, {Options{Gap: math.NaN()}, ErrConfig, "Options.Gap is NaN"},
+		{Options{Gap: 2, Ranks: new(ranks.Comm)}, ErrConfig, "Options.Gap is 2 with Ranks"},
 		{Options{Workers: -1}, ErrConfig, "Options.Workers is -1"},
 		{Options{Weights: tensor.Float64}, ErrConfig, "Options.Weights is float64; known are float32"},
 		{Options{Cache: tensor.Int}, ErrConfig, "Options.Cache is int; known are float32"},

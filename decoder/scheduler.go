@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	la "gorgonia.org/leanattention"
 )
@@ -26,6 +27,9 @@ type scheduler struct {
 	live     []*Text // the oldest first
 	retained []prefix
 	queued   *queued // steps whose tokens the host does not have yet; nil: none
+	pace     pace
+	now      func() time.Time
+	taken    time.Time // when the host had the tokens of the last queued steps
 	stats    *Stats
 }
 
@@ -33,6 +37,7 @@ type scheduler struct {
 type queued struct {
 	todo  []work
 	steps int
+	began time.Time
 	wait  func() (chosen []int, err error)
 }
 
@@ -282,10 +287,14 @@ type work struct {
 func (s *scheduler) fit() ([]work, error) {
 	for len(s.live) > 0 {
 		var all []la.Append
+		singles := 0
 		for _, t := range s.live {
-			all = append(all, la.Append{Seq: t.seq, Tokens: len(t.tokens) - t.seq.Len()})
+			n := len(t.tokens) - t.seq.Len()
+			if all = append(all, la.Append{Seq: t.seq, Tokens: n}); n == 1 {
+				singles++
+			}
 		}
-		for chunk, of := range la.Chunks(s.runner.rows(false), all) {
+		for chunk, of := range la.Chunks(singles+s.pace.rows(singles, s.runner.rows(false)), all) {
 			need, err := s.runner.need(chunk)
 			if err != nil && (len(s.live) == 1 || !errors.Is(err, la.ErrLength)) {
 				return nil, err
@@ -321,10 +330,18 @@ func (s *scheduler) fit() ([]work, error) {
 // compute computes a step, and continues each text whose tokens have all been read.
 func (s *scheduler) compute(todo []work) error {
 	appends, tokens, logits := operands(todo)
+	began := s.now()
 	r, err := s.runner.run(appends, tokens, false, logits, s.draws(todo))
 	if err != nil {
 		return err
 	}
+	singles := 0
+	for _, w := range todo {
+		if w.tokens == 1 {
+			singles++
+		}
+	}
+	s.pace.took(singles, len(tokens)-singles, s.now().Sub(began))
 	s.count(1, len(tokens), todo)
 	for i, w := range todo {
 		if t := w.text; t.seq.Len() == len(t.tokens) {
@@ -420,7 +437,7 @@ func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error)
 	if err != nil {
 		return nil, err
 	}
-	return &queued{todo, steps, wait}, nil
+	return &queued{todo, steps, s.now(), wait}, nil
 }
 
 // collect waits for the queued steps, and gives the texts their tokens. If no text has ended, more steps are queued first: the GPU
@@ -441,6 +458,12 @@ func (s *scheduler) collect() (err error) {
 	if err != nil {
 		return err
 	}
+	began := q.began
+	if s.taken.After(began) { // these steps were queued behind others
+		began = s.taken
+	}
+	s.taken = s.now()
+	s.pace.took(len(q.todo), 0, s.taken.Sub(began)/time.Duration(q.steps))
 	s.count(q.steps, q.steps*len(q.todo), q.todo)
 	own := make([]int, q.steps)
 	for i, w := range q.todo {

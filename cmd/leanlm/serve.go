@@ -60,6 +60,7 @@ func (s *server) flags() *flags {
 	f.integer(&s.connections, "connections", 512, "most `connections`; others wait")
 	f.add("timeout", "most `time` of a request, as 90s", func(name, usage string) { f.DurationVar(&o.Time, name, 10*time.Minute, usage) })
 	f.add("patience", "most `time` that running requests have after an interrupt", func(name, usage string) { f.DurationVar(&s.patience, name, 30*time.Second, usage) })
+	f.number(&s.model.options.Gap, "gap", 3, "most `times` that prompts may make a step longer while other texts wait for their next tokens; 0: no bound")
 	f.is(&s.model.options.BatchInvariant, "invariant", "a text depends on its request alone, to the last bit, whatever else runs")
 	f.is(&s.quiet, "quiet", "write no line for each request to standard error")
 	f.is(&o.Prompts, "log-prompts", "lines have the bodies of requests, too")

@@ -1,0 +1,107 @@
+package decoder
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	la "gorgonia.org/leanattention"
+)
+
+// timedRunner is a runner of which a step takes a time for its weights and a time for each row.
+type timedRunner struct {
+	runner
+	step, row time.Duration
+	clock     *atomic.Int64
+	slowest   *atomic.Int64 // time of a step with one token of a text
+	reading   *atomic.Int64 // time of all steps with rows of prompts
+}
+
+func (r timedRunner) run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error) {
+	took := r.step + time.Duration(len(tokens))*r.row
+	r.clock.Add(int64(took))
+	prompts := time.Duration(0)
+	for _, a := range appends {
+		if a.Tokens > 1 {
+			prompts = took
+		} else {
+			r.slowest.Store(max(r.slowest.Load(), int64(took)))
+		}
+	}
+	r.reading.Add(int64(prompts))
+	return r.runner.run(appends, tokens, all, logits, draws)
+}
+
+// TestGap: while a long prompt is read, no text waits longer than Gap usual steps, and the prompt takes at most twice the time that it
+// takes alone.
+func TestGap(t *testing.T) {
+	for _, c := range []struct{ step, row time.Duration }{{10 * time.Millisecond, 100 * time.Microsecond}, {time.Millisecond, time.Millisecond / 4}, {40 * time.Millisecond, 10 * time.Microsecond}} {
+		for _, gap := range []float64{0, 3} {
+			t.Run(fmt.Sprint(c, gap), func(t *testing.T) {
+				e := smallEngine(t, Options{Context: 3000, Tokens: 20000, Batch: 9, Chunk: 500, Gap: gap})
+				var clock, slowest, reading atomic.Int64
+				e.scheduler.runner = timedRunner{e.scheduler.runner, c.step, c.row, &clock, &slowest, &reading}
+				e.scheduler.now = func() time.Time { return time.Unix(0, clock.Load()) }
+				start := func(prompt, tokens int) *Text {
+					ids := make([]int, prompt)
+					for i := range ids {
+						ids[i] = (i + prompt) % 13
+					}
+					x, err := e.Start(context.Background(), Request{Prompt: ids, Tokens: tokens, Ends: []int{}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return x
+				}
+				next := func(x *Text) {
+					for _, err := range x.Tokens() {
+						if err != nil {
+							t.Fatal(err)
+						}
+						break
+					}
+				}
+				next(start(2000, 1))
+				alone := reading.Load()
+				var others []*Text
+				for i := range 8 {
+					others = append(others, start(i+1, 2000))
+				}
+				for range 30 {
+					for _, x := range others {
+						next(x)
+					}
+				}
+				slowest.Store(0)
+				reading.Store(0)
+				next(start(1999, 1))
+				beside := reading.Load()
+				usual := c.step + 8*c.row
+				longest := float64(slowest.Load()) / float64(usual)
+				if gap == 0 && longest < 4 && c.row*500 > 4*usual {
+					t.Errorf("%v: without a bound the longest step is %.1f usual ones", c, longest)
+				}
+				if gap > 0 && (longest > gap || float64(beside) > 2*float64(alone)) {
+					t.Errorf("%v: the longest step is %.1f usual ones, and the prompt takes %.1f times as long as alone", c, longest, float64(beside)/float64(alone))
+				}
+			})
+		}
+	}
+}
+
+// TestPace: the bound is in [fewestRows, limit], whatever times are told.
+func TestPace(t *testing.T) {
+	p := pace{most: 3}
+	for i, d := range []time.Duration{time.Second, 0, time.Nanosecond, time.Hour, math.MaxInt64, 1, time.Millisecond, time.Millisecond} {
+		p.took(i%3, i%4, d)
+		if n := p.rows(2, 100); n < fewestRows || n > 98 {
+			t.Errorf("%d rows after %v: %+v", n, d, p)
+		}
+		if n := p.rows(0, 100); n != 100 {
+			t.Errorf("%d rows of prompts alone", n)
+		}
+	}
+}
