@@ -16,7 +16,7 @@ type assembly[F cpu.Real] struct {
 	plain kernel // the Go kernel
 	size  int    // bytes of an element of keys and values
 	keys  int    // keys of a panel
-	few   int    // rows: few64, few32 or few16
+	few   int    // rows: few64, few32, few16 or few8
 
 	score, weighted, weightedBlock func(so, qp *F, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int)
@@ -28,6 +28,8 @@ type assembly[F cpu.Real] struct {
 	scoreLanes func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int, wide *float32)
 
+	factor float32 // by which elements of keys and values are too small, where these have scales
+
 	tiles *tiles // nil if there are none
 }
 
@@ -37,11 +39,12 @@ const (
 	panelRows = 17
 	rowBlock  = 8
 
-	// Up to these numbers of rows, with keys and values of 64, 32 and 16 bits an element, memory is slower than
+	// Up to these numbers of rows, with keys and values of 64, 32, 16 and 8 bits an element, memory is slower than
 	// arithmetic: keys and values are processed row by row, which is the fastest order for memory.
 	few64 = panelRows - 1
 	few32 = 12
 	few16 = 5
+	few8  = 5
 
 	// aheadBytes is the prefetch distance in each stream, a few rows. With it, and streams that continue from call to
 	// call, four streams of keys or values saturate memory.
@@ -71,6 +74,16 @@ func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 				panel: panelBF16AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockBF16AVX2,
 				scoreLanes: scoreLanesBF16AVX2,
 			},
+			attn.E4M3: {
+				dims: 8, size: 1, keys: 16, few: few8, factor: 256,
+				score: scoreE4M3AVX2, weigh: weighAVX2, weighted: weightedE4M3AVX2,
+				panel: panelE4M3AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockE4M3AVX2,
+			},
+			attn.Int8: {
+				dims: 8, size: 1, keys: 16, few: few8, factor: 1,
+				score: scoreInt8AVX2, weigh: weighAVX2, weighted: weightedInt8AVX2,
+				panel: panelInt8AVX2, scorePanel: scorePanelAVX2, weightedBlock: weightedBlockInt8AVX2,
+			},
 		},
 		cpu.TierAVX512: {
 			attn.Float32: {
@@ -90,6 +103,18 @@ func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 				score: scoreBF16AVX512, weigh: weighAVX512, weighted: weightedBF16AVX512,
 				panel: panelBF16AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockBF16AVX512,
 				scoreLanes: scoreLanesBF16AVX512,
+			},
+			attn.E4M3: {
+				dims: 1, size: 1, keys: 32, few: few8, factor: 256,
+				score: scoreE4M3AVX512, weigh: weighAVX512, weighted: weightedE4M3AVX512,
+				panel: panelE4M3AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockE4M3AVX512,
+				scoreLanes: scoreLanesE4M3AVX512,
+			},
+			attn.Int8: {
+				dims: 1, size: 1, keys: 32, few: few8, factor: 1,
+				score: scoreInt8AVX512, weigh: weighAVX512, weighted: weightedInt8AVX512,
+				panel: panelInt8AVX512, scorePanel: scorePanelAVX512, weightedBlock: weightedBlockInt8AVX512,
+				scoreLanes: scoreLanesInt8AVX512,
 			},
 		},
 	}
@@ -143,6 +168,7 @@ func (a *assembly[F]) attend(t *tile) {
 	values := func(row, rows, from, to int) { a.values(t, stride, row, rows, from, to) }
 	a.scores(t, stride)
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
+	scaleScores(t, scores, stride, a.factor)
 	modifyScores(t, scores, stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
@@ -152,6 +178,7 @@ func (a *assembly[F]) attend(t *tile) {
 		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
 			array(&t.V[0]), 0, further)
 		dropWeights(t, scores, stride)
+		scaleWeights(t, scores, stride, a.factor)
 		if empty == 0 {
 			a.values(t, stride, 0, t.Rows, a.valuesInTiles(t, stride, tiled), t.Count)
 			return
@@ -166,6 +193,7 @@ func (a *assembly[F]) attend(t *tile) {
 		}
 	}
 	dropWeights(t, scores, stride)
+	scaleWeights(t, scores, stride, a.factor)
 	ragged[F](t, rowBlock, func(r int) int { return int(visible[r]) }, values)
 }
 

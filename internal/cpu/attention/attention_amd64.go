@@ -160,6 +160,86 @@ func panelBF16AVX2(panel *float32, k **byte, at int, dim int, step int)
 //go:noescape
 func weightedBlockBF16AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
+// scoreInt8AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreInt8AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedInt8AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedInt8AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelInt8AVX2 computes, for i < dim, c < 8:
+//
+//	panel[i*16+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/8)*8.
+//
+//go:noescape
+func panelInt8AVX2(panel *float32, k **byte, at int, dim int, step int)
+
+// weightedBlockInt8AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockInt8AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreE4M3AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreE4M3AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedE4M3AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedE4M3AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelE4M3AVX2 computes, for i < dim, c < 8:
+//
+//	panel[i*16+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/8)*8.
+//
+//go:noescape
+func panelE4M3AVX2(panel *float32, k **byte, at int, dim int, step int)
+
+// weightedBlockE4M3AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockE4M3AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
 // scorePanelAVX2 computes, for r < rows, c < 16:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] panel[i*16+c]
@@ -335,6 +415,110 @@ func panelBF16AVX512(panel *float32, k **byte, at int, dim int, step int)
 //
 //go:noescape
 func weightedBlockBF16AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreInt8AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreInt8AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreLanesInt8AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesInt8AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
+// weightedInt8AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedInt8AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelInt8AVX512 computes, for i < dim, c < 16:
+//
+//	panel[i*32+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/16)*16.
+//
+//go:noescape
+func panelInt8AVX512(panel *float32, k **byte, at int, dim int, step int)
+
+// weightedBlockInt8AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockInt8AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreE4M3AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreE4M3AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreLanesE4M3AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesE4M3AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
+// weightedE4M3AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedE4M3AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// panelE4M3AVX512 computes, for i < dim, c < 16:
+//
+//	panel[i*32+c] = k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. It writes up to i = ceil(dim/16)*16.
+//
+//go:noescape
+func panelE4M3AVX512(panel *float32, k **byte, at int, dim int, step int)
+
+// weightedBlockE4M3AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockE4M3AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
 
 // scorePanelAVX512 computes, for r < rows, c < 32:
 //

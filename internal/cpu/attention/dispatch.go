@@ -14,6 +14,8 @@ var (
 		attn.Float64:  attendF32F64,
 		attn.Float16:  attendF32F16,
 		attn.BFloat16: attendF32BF16,
+		attn.E4M3:     attendF32E4M3,
+		attn.Int8:     attendF32Int8,
 	})
 	kernels64 = attendTiers64([attn.DTypes]kernel{
 		attn.Float32:  attendF64F32,

@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -145,6 +146,73 @@ func testAppendEight[F cpu.Real](t *testing.T, d attn.DType) {
 					at, row, scaleAt = at+len(part), row[len(part):], scaleAt+1
 				}
 			}
+		}
+	}
+}
+
+// TestEightInPlace attends to packed pages of 8 bits, which kernels read in place, with few and many rows, all masks, score changes and
+// trees. Keys that are not visible have NaN as scales.
+func TestEightInPlace(t *testing.T) {
+	rng := reftest.Rand(t)
+	inPlace := 0
+	for i := range cputest.Cases(t, 40, 160) {
+		s := reftest.RandomShape(rng)
+		switch i % 4 {
+		case 0:
+			s = reftest.RandomScoreMods(rng, s)
+		case 1: // sizes with kernels of their own
+			rows := []int{1, 1, 2, 7, 40}[rng.IntN(5)]
+			s = reftest.Shape{KVHeads: 1 + rng.IntN(2), Queries: []int{rows, 1}, Keys: []int{rows + rng.IntN(1500), 1 + rng.IntN(300)}, Mask: attn.Mask{Causal: true}}
+			s.Heads, s.Dim, s.ValueDim = s.KVHeads*[]int{1, 2, 4, 5, 8, 16, 20}[rng.IntN(7)], 16*(1+rng.IntN(8)), 16*(1+rng.IntN(8))
+		}
+		l := randomLayout(rng)
+		l.dtype, l.kind, l.packed, l.slotMajor = []attn.DType{attn.E4M3, attn.Int8}[i%2], scaledTokens, true, false
+		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
+		c := reftest.New(rng, s, in, reftest.Float32, reftest.Float32)
+		p := place[float32](rng, c, l)
+		if readInPlace[float32](&p.g) {
+			inPlace++
+		}
+		if err := p.run(cpu.Default(), randomPolicy(rng), 1+rng.IntN(8), []int{0, 16, 100}[rng.IntN(3)]); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.check(c.Reference(reftest.Precision{Acc: reftest.Float32})); err != nil {
+			t.Fatalf("%v, %v, %v: %v", s, in, l, err)
+		}
+	}
+	if inPlace == 0 {
+		t.Error("no format was read in place")
+	}
+}
+
+// BenchmarkEight runs steps on keys and values of 16 and of 8 bits in turn, and prints their speeds in keys. Pages have 64 tokens.
+func BenchmarkEight(b *testing.B) {
+	for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
+		for _, of := range [][3]int{{1, 1, 4096}, {1, 1, 32768}, {4, 1, 4096}, {1, 512, 4096}} {
+			b.Run(fmt.Sprintf("heads=%d,%d,%d/batch=%d/queries=%d/keys=%d", heads[0], heads[1], heads[2], of[0], of[1], of[2]), func(b *testing.B) {
+				var all []*cputest.Contender
+				for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8} {
+					c := benchmark{dtype: d, seqs: of[0], heads: heads[0], kvHeads: heads[1], queries: of[1], keys: of[2], dim: heads[2], page: 64}
+					g, seqs, o := setUp[float32](c)
+					for i := range 2 {
+						if p := &g.Pages.Planes[i]; d.Size() == 1 {
+							p.Scales = attn.ScalesByToken
+							n := p.ScaleLen(len(seqs)*len(seqs[0].Pages), g.KVHeads, g.PageTokens)
+							o.Pages[i].Scales = cpu.Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, n), Len: n}
+						}
+					}
+					var plan Plan
+					if err := plan.Build(g, seqs); err != nil {
+						b.Fatal(err)
+					}
+					all = append(all, &cputest.Contender{Name: d.String(), Work: 1000 * float64(c.seqs*c.kvHeads*c.keys), Run: func() {
+						if err := Run(cpu.Default(), &plan, o); err != nil {
+							b.Fatal(err)
+						}
+					}})
+				}
+				cputest.Compete(b, "M keys/s", all)
+			})
 		}
 	}
 }

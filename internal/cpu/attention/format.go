@@ -7,27 +7,30 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Kernels read keys and values in place if both have one type and no scales. Keys and values of any other format are
-// decoded to the type of the queries, decodedKeys at a time. All rows of an output tile use one decoding.
+// Kernels read keys and values in place if both have one type, and no scales or those of tokens. Keys and values of any
+// other format are decoded to the type of the queries, decodedKeys at a time. All rows of an output tile use one decoding.
 
 // decodedKeys is the number of keys that are decoded at a time.
 const decodedKeys = invariantKeys
 
-// readInPlace reports whether kernels read keys and values of a format in place.
-func readInPlace(f *attn.Format) bool {
+// readInPlace reports whether kernels for queries of type F read keys and values in place.
+func readInPlace[F cpu.Real](g *attn.Problem) bool {
+	f := &g.Pages
 	k, v := f.Key(), f.ValuePlane()
-	return f.KeyPlanes == 1 && k.Scales == attn.NoScales && v.Scales == attn.NoScales && k.DType == v.DType && kernelFor[float32](k.DType) != nil
+	plain := k.Scales == attn.NoScales && v.Scales == attn.NoScales && k.DType.Size() > 1
+	return f.KeyPlanes == 1 && k.DType == v.DType && kernelFor[F](k.DType) != nil && (plain || readScaled(g))
 }
 
 // storedType returns the type of the keys and values that kernels read.
-func storedType[F cpu.Real](f *attn.Format) attn.DType {
+func storedType[F cpu.Real](g *attn.Problem) attn.DType {
 	switch {
-	case readInPlace(f):
-		return f.Key().DType
+	case readInPlace[F](g):
+		return g.Pages.Key().DType
 	case unsafe.Sizeof(F(0)) == 4:
 		return attn.Float32
 	}
@@ -36,10 +39,12 @@ func storedType[F cpu.Real](f *attn.Format) attn.DType {
 
 // rowDecoder decodes rows of keys and values into its own memory.
 type rowDecoder interface {
-	// decode decodes the key and the value of a slot into row i.
-	decode(i, page, slot int)
+	// decode decodes the keys and the values of n slots of a page, from one slot on, into rows from row i on.
+	decode(i, n, page, slot int)
 	// row returns the decoded row i of keys and of values.
 	row(i int) (k, v unsafe.Pointer)
+	// strides returns the elements from a row of keys to the next, and of values.
+	strides() (key, value int)
 }
 
 // decoder decodes rows of one KV head.
@@ -47,50 +52,105 @@ type decoder[F cpu.Real] struct {
 	plan         *Plan
 	pages        *attn.Memory[cpu.Buffer]
 	head         int
-	keys, values []F
+	keys, values []F // no values if they are parts of the keys
+}
+
+// grow allocates memory for rows of a problem.
+func (d *decoder[F]) grow(g *attn.Problem) {
+	if n := decodedKeys * g.Dim; len(d.keys) < n {
+		d.keys = dense.Make[F](n)
+	}
+	if n := decodedKeys * g.ValueDim; !g.Pages.InKeys() && len(d.values) < n {
+		d.values = dense.Make[F](n)
+	}
+}
+
+func (d *decoder[F]) strides() (key, value int) {
+	if g := &d.plan.g; g.Pages.InKeys() {
+		return g.Dim, g.Dim
+	}
+	return d.plan.g.Dim, d.plan.g.ValueDim
 }
 
 func (d *decoder[F]) row(i int) (k, v unsafe.Pointer) {
 	g := &d.plan.g
-	return unsafe.Pointer(&d.keys[i*g.Dim]), unsafe.Pointer(&d.values[i*g.ValueDim])
+	key := d.keys[i*g.Dim:][:g.Dim]
+	if !g.Pages.InKeys() {
+		return unsafe.Pointer(&key[0]), unsafe.Pointer(&d.values[i*g.ValueDim])
+	}
+	first := 0
+	for p := range g.Pages.Value.Plane {
+		first += g.Pages.Planes[p].Dim
+	}
+	return unsafe.Pointer(&key[0]), unsafe.Pointer(&key[first])
 }
 
-func (d *decoder[F]) decode(i, page, slot int) {
+func (d *decoder[F]) decode(i, n, page, slot int) {
 	g := &d.plan.g
 	f := &g.Pages
-	key, value := d.keys[i*g.Dim:][:g.Dim], d.values[i*g.ValueDim:][:g.ValueDim]
+	first := 0
 	for p := range f.KeyPlanes {
-		part := key[:f.Planes[p].Dim]
-		if d.plane(part, p, page, slot); p == f.Value.Plane {
-			copy(value, part)
-		}
-		key = key[len(part):]
+		d.plane(d.keys[i*g.Dim+first:], g.Dim, n, p, page, slot)
+		first += f.Planes[p].Dim
 	}
 	if !f.InKeys() {
-		d.plane(value, f.Value.Plane, page, slot)
+		d.plane(d.values[i*g.ValueDim:], g.ValueDim, n, f.Value.Plane, page, slot)
 	}
 }
 
-// plane decodes a row of one plane into dst.
-func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
+// plane decodes n rows of one plane into dst. Rows of dst are stride elements apart.
+func (d *decoder[F]) plane(dst []F, stride, n, plane, page, slot int) {
 	g, m := &d.plan.g, &d.pages[plane]
 	p := &g.Pages.Planes[plane]
-	widenTo[F](p.DType)(dst, m.Data.At(p.At.Offset(page, d.head, slot)))
-	if p.Scales == attn.NoScales {
-		return
-	}
-	at, group := p.ScaleOf(page, d.head, slot, g.KVHeads, g.PageTokens), len(dst)
-	if p.Scales == attn.ScalesByGroup {
-		group = p.Group
-	}
-	for ; len(dst) > 0; at++ {
-		n := min(group, len(dst))
-		scale := F(*(*float32)(m.Scales.At(at)))
-		for i := range dst[:n] {
-			dst[i] *= scale
+	if p.At.Row == p.Dim && stride == p.Dim { // rows lie together
+		if d.eightBits(dst[:n*p.Dim], plane, page, slot) {
+			return
 		}
-		dst = dst[n:]
 	}
+	for r := range n {
+		row := dst[r*stride:][:p.Dim]
+		if d.eightBits(row, plane, page, slot+r) {
+			continue
+		}
+		widenTo[F](p.DType)(row, m.Data.At(p.At.Offset(page, d.head, slot+r)))
+		if p.Scales == attn.NoScales {
+			continue
+		}
+		at, group := p.ScaleOf(page, d.head, slot+r, g.KVHeads, g.PageTokens), p.Dim
+		if p.Scales == attn.ScalesByGroup {
+			group = p.Group
+		}
+		for ; len(row) > 0; at++ {
+			n := min(group, len(row))
+			scale := F(*(*float32)(m.Scales.At(at)))
+			for i := range row[:n] {
+				row[i] *= scale
+			}
+			row = row[n:]
+		}
+	}
+}
+
+// eightBits decodes rows that lie together, if they have 8-bit elements in groups of one size and queries are float32. It
+// returns false if not.
+func (d *decoder[F]) eightBits(dst []F, plane, page, slot int) bool {
+	g, m := &d.plan.g, &d.pages[plane]
+	p := &g.Pages.Planes[plane]
+	to, ok := any(dst).([]float32)
+	if !ok || p.Scales == attn.NoScales || p.DType.Size() != 1 {
+		return false
+	}
+	group, step := p.Dim, 0
+	switch p.Scales {
+	case attn.ScalesByToken:
+		step = 1
+	case attn.ScalesByGroup:
+		if group, step = p.Group, 1; p.Dim%group != 0 {
+			return false
+		}
+	}
+	scales := m.Scales.At(p.ScaleOf(page, d.head, slot, g.KVHeads, g.PageTokens))
+	return vector.WidenRows(to, p.DType, m.Data.At(p.At.Offset(page, d.head, slot)), (*float32)(scales), group, step)
 }
 
 // largestOf has, by type, the magnitude to which scales bring a row's largest element; 0: scales are 1, since the type

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -141,9 +142,10 @@ func testAppendFormat(t *testing.T, c *reftest.Case, p *problem[float32], l layo
 	for s, n := range c.Keys {
 		for j := range n {
 			for d.head = range c.KVHeads {
-				d.decode(0, int(p.seqs[s].Pages[j/l.page]), j%l.page)
-				near("key", d.keys, c.Key(s, j, d.head))
-				near("value", d.values, c.Value(s, j, d.head))
+				d.decode(0, 1, int(p.seqs[s].Pages[j/l.page]), j%l.page)
+				k, v := d.row(0)
+				near("key", unsafe.Slice((*float32)(k), c.Dim), c.Key(s, j, d.head))
+				near("value", unsafe.Slice((*float32)(v), c.ValueDim), c.Value(s, j, d.head))
 				written++
 			}
 		}

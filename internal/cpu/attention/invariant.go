@@ -176,6 +176,9 @@ func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
 		Alone: true, Dim: g.Dim, ValueDim: g.ValueDim,
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
 	}
+	if readInPlace[F](g) {
+		w.tile.scaled = ws.scaledRows()
+	}
 	return a
 }
 
@@ -318,7 +321,7 @@ func (a *alone[F]) lay(key, n, run, apart, step int) {
 	if d := a.rows.decoder; d != nil {
 		for c := range n {
 			page, slot := a.rows.slot(a.key(key + c%4*apart + c/4*step))
-			d.decode(c, page, slot)
+			d.decode(c, 1, page, slot)
 		}
 		a.rows.openDecoded(t, n)
 		return

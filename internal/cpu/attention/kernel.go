@@ -17,6 +17,8 @@ func attendF32F32(t *tile)  { attend[float32](t, nil) }
 func attendF32F64(t *tile)  { attend(t, widenF32F64) }
 func attendF32F16(t *tile)  { attend(t, widenF32F16) }
 func attendF32BF16(t *tile) { attend(t, widenF32BF16) }
+func attendF32E4M3(t *tile) { attend(t, widenF32E4M3) }
+func attendF32Int8(t *tile) { attend(t, widenF32Int8) }
 func attendF64F32(t *tile)  { attend(t, widenF64F32) }
 func attendF64F64(t *tile)  { attend[float64](t, nil) }
 func attendF64F16(t *tile)  { attend(t, widenF64F16) }
@@ -120,9 +122,11 @@ func attend[F cpu.Real](t *tile, w widen[F]) {
 		a.wide = unsafe.Slice((*F)(t.Wide), 4*max(t.Dim, t.ValueDim))
 	}
 	a.score()
+	scaleScores(t, a.scores, stride, 1)
 	modifyScores(t, a.scores, stride)
 	a.weigh()
 	dropWeights(t, a.scores, stride)
+	scaleWeights(t, a.scores, stride, 1)
 	a.sum()
 }
 

@@ -30,6 +30,7 @@ type layout struct {
 	page      int  // tokens
 	slotMajor bool // heads inside slots instead of slots inside heads
 	kind      formatKind
+	packed    bool // nothing between rows, heads and pages
 }
 
 // formatKind is a kind of format of pages.
@@ -111,6 +112,9 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	p := &problem[F]{c: c}
 	h, d, dv := c.Heads, c.Dim, c.ValueDim
 	pad := rng.IntN(3)
+	if l.packed {
+		pad = 0
+	}
 	p.g = attn.Problem{
 		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv, Pages: l.pages(rng, c, pad),
 		Query: attn.Strides{Row: h*(d+pad) + pad, Head: d + pad},

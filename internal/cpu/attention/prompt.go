@@ -73,7 +73,7 @@ func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, d
 // waysFor returns the prompt kernels of a problem, or nil.
 func waysFor(g *attn.Problem) *promptKernels {
 	ways := promptTiers[cpu.InUse()]
-	if ways == nil || !readInPlace(&g.Pages) || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
+	if ways == nil || !readInPlace[float32](g) || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
 		return nil
 	}
 	if k := ways.rounded[g.Pages.Key().DType]; k != nil && g.Mixed {

@@ -121,11 +121,14 @@ func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*val
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
-	ws.kernel, ws.prompt = kernelFor[F](storedType[F](&g.Pages)), nil
+	ws.kernel, ws.prompt = kernelFor[F](storedType[F](g)), nil
 	if p.packed >= promptRows && unsafe.Sizeof(F(0)) == 4 {
 		ws.prompt = waysFor(&p.g)
 	}
 	ws.scale = g.Scale * lean.Log4E
+	if storedType[F](g) == attn.Int8 {
+		ws.scale *= int8Queries
+	}
 	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
 	n, rows := p.sched.Workers(), p.packed
@@ -176,10 +179,8 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		w.part = partial[F]{cpu.Cut(&v, out), cpu.Cut(&v, stats), cpu.Cut(&v, stats)}
 		w.scores = cpu.Cut(&v, scores)
 		w.wide = cpu.Cut(&v, wide)
-		if d := &w.decoded; !readInPlace(&g.Pages) {
-			if len(d.keys) < decodedKeys*g.Dim || len(d.values) < decodedKeys*g.ValueDim {
-				d.keys, d.values = dense.Make[F](decodedKeys*g.Dim), dense.Make[F](decodedKeys*g.ValueDim)
-			}
+		if !readInPlace[F](g) {
+			w.decoded.grow(g)
 		}
 		if ws.prompt != nil {
 			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, g.Pages.Key().DType.Size())
@@ -287,6 +288,9 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	*t = tile{
 		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
 		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
+	}
+	if readInPlace[F](g) {
+		t.scaled = ws.scaledRows()
 	}
 	mod := ws.scoreMod(w, b)
 	t.scoreMod = mod
@@ -478,14 +482,15 @@ type addresses struct {
 // addresses returns the addresses for a block.
 func (ws *workspace[F]) addresses(w *worker[F], b block) addresses {
 	f := &ws.plan.g.Pages
-	a := addresses{plan: ws.plan, seq: b.seq, size: storedType[F](f).Size(), runs: &w.runs}
+	a := addresses{plan: ws.plan, seq: b.seq, size: storedType[F](&ws.plan.g).Size(), runs: &w.runs}
 	inBytes := func(s attn.PageStrides) attn.PageStrides {
 		return attn.PageStrides{Page: s.Page * a.size, Head: s.Head * a.size, Row: s.Row * a.size}
 	}
-	if !readInPlace(f) {
+	if !readInPlace[F](&ws.plan.g) {
 		d := &w.decoded
 		d.plan, d.pages, d.head, a.decoder = ws.plan, &ws.ops.Pages, b.head, d
-		a.keyAt, a.valAt = inBytes(attn.PageStrides{Row: ws.plan.g.Dim}), inBytes(attn.PageStrides{Row: ws.plan.g.ValueDim})
+		key, value := d.strides()
+		a.keyAt, a.valAt = inBytes(attn.PageStrides{Row: key}), inBytes(attn.PageStrides{Row: value})
 		return a
 	}
 	a.keyAt, a.valAt = inBytes(f.Key().At), inBytes(f.ValuePlane().At)
@@ -601,10 +606,12 @@ func (r *runs) forget() {
 func (a *addresses) neighbours(t *tile, key, end int) int {
 	t.order = order{}
 	if a.decoder != nil {
-		n := min(end-key, decodedKeys)
-		for i := range n {
+		n, tokens := min(end-key, decodedKeys), a.plan.g.PageTokens
+		for i := 0; i < n; {
 			page, slot := a.slot(key + i)
-			a.decoder.decode(i, page, slot)
+			rows := min(n-i, tokens-slot)
+			a.decoder.decode(i, rows, page, slot)
+			i += rows
 		}
 		a.openDecoded(t, n)
 		return n

@@ -43,6 +43,8 @@ type tile struct {
 	// Dropout. With it there is one run, of consecutive rows.
 	drop
 
+	scaled // scales of keys and values
+
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
 	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)
 	Wide unsafe.Pointer
@@ -64,13 +66,13 @@ func array(s *Streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 
 // kernel merges the keys of a tile into the attention states of its rows. For each row r:
 //
-//	s_c = q_r . k_c              (c < Count, or < Visible[r])
+//	s_c = q_r . k_c              (c < Count, or < Visible[r]), times the scale of k_c
 //	s_c = Cap tanh(s_c/Cap)      (with a Cap)
 //	s_c = s_c + Slopes[r] (Distances[r]+j)   (with Slopes, j being c's number by order)
 //	s_c = s_c + BiasScale Bias[r][j]         (with a Bias)
 //	m   = max(M_r, max_c s_c)
 //	p_c = 4^(s_c-m)
-//	O_r = 4^(M_r-m) O_r + sum_c p_c v_c      (with a drop, over the kept keys)
+//	O_r = 4^(M_r-m) O_r + sum_c p_c v_c      (with a drop, over the kept keys; v_c times its scale)
 //	L_r = 4^(M_r-m) L_r + sum_c p_c
 //	M_r = m
 //

@@ -26,11 +26,13 @@ type kernels struct {
 	dot64             func(x, y *float64, n int) float64
 	softCap64         func(dst *float64, n int, by float64) // within 2^-50 of the Go kernel
 
-	add        func(dst, src *float32, n int)
+	add, times func(dst, src *float32, n int)
 	relu, gelu func(dst *float32, n int)
 
 	toFloat16, toBFloat16 func(dst *uint16, src *float32, n int)
 	roundNanos            float64 // nanoseconds of one thread for an element
+
+	fromE4M3, fromInt8 func(dst *float32, src *uint8, scales *float32, rows, n, step int)
 }
 
 // Scale computes dst = src * by, rounded once.
@@ -62,6 +64,11 @@ func Add[F cpu.Real](dst, src []F) {
 		return
 	}
 	addEach(dst, src)
+}
+
+// Times computes dst *= src.
+func Times(dst, src []float32) {
+	tiers[cpu.InUse()].times(unsafe.SliceData(dst), unsafe.SliceData(src[:len(dst)]), len(dst))
 }
 
 // Dot returns the sum of the products of x and y in float64, in an order that depends on their length alone.
@@ -122,7 +129,8 @@ func AddBiases[F cpu.Real](s []F, bias *F, by float64, first *[4]int) {
 var goKernels = kernels{
 	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
 	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go, softCap64: softCap64Go,
-	add: addGo, relu: reluGo, gelu: geluGo, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, roundNanos: cpu.ElementNanos,
+	add: addGo, times: timesGo, relu: reluGo, gelu: geluGo, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, roundNanos: cpu.ElementNanos,
+	fromE4M3: fromE4M3Go, fromInt8: fromInt8Go,
 }
 
 // scaleGo is
@@ -292,6 +300,18 @@ func divide[F cpu.Real](dst, src []F, by F) {
 //		dst[i] += src[i]
 //	}
 func addGo(dst, src *float32, n int) { addEach(unsafe.Slice(dst, n), unsafe.Slice(src, n)) }
+
+// timesGo is
+//
+//	for i := range n {
+//		dst[i] *= src[i]
+//	}
+func timesGo(dst, src *float32, n int) {
+	by := unsafe.Slice(src, n)
+	for i := range by {
+		unsafe.Slice(dst, n)[i] *= by[i]
+	}
+}
 
 func addEach[F cpu.Real](dst, src []F) {
 	src = src[:len(dst)]

@@ -13,6 +13,15 @@ package vector
 //go:noescape
 func addAVX2(dst *float32, src *float32, n int)
 
+// timesAVX2 is
+//
+//	for i := range n {
+//		dst[i] *= src[i]
+//	}
+//
+//go:noescape
+func timesAVX2(dst *float32, src *float32, n int)
+
 // scaleAVX2 is
 //
 //	for i := range n {
@@ -119,6 +128,15 @@ func divide64AVX2(dst *float64, src *float64, n int, by float64)
 //
 //go:noescape
 func addAVX512(dst *float32, src *float32, n int)
+
+// timesAVX512 is
+//
+//	for i := range n {
+//		dst[i] *= src[i]
+//	}
+//
+//go:noescape
+func timesAVX512(dst *float32, src *float32, n int)
 
 // scaleAVX512 is
 //

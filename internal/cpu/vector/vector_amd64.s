@@ -39,6 +39,41 @@ done:
 	VZEROUPPER
 	RET
 
+// func timesAVX2(dst *float32, src *float32, n int)
+// Requires: AVX
+TEXT ·timesAVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+	XORQ BX, BX
+	MOVQ DX, SI
+	ANDQ $-8, SI
+	JZ   rest
+
+loop:
+	VMOVUPS (AX)(BX*4), Y0
+	VMULPS  (CX)(BX*4), Y0, Y0
+	VMOVUPS Y0, (AX)(BX*4)
+	ADDQ    $0x08, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSS (AX)(BX*4), X0
+	VMULSS (CX)(BX*4), X0, X0
+	VMOVSS X0, (AX)(BX*4)
+	INCQ   BX
+	CMPQ   BX, DX
+	JLT    one
+
+done:
+	VZEROUPPER
+	RET
+
 // func scaleAVX2(dst *float32, src *float32, n int, by float64)
 // Requires: AVX
 TEXT ·scaleAVX2(SB), NOSPLIT, $0-32
@@ -613,6 +648,39 @@ rest:
 	KMOVW     SI, K1
 	VMOVUPS.Z (AX)(BX*4), K1, Z0
 	VADDPS.Z  (CX)(BX*4), Z0, K1, Z0
+	VMOVUPS   Z0, K1, (AX)(BX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func timesAVX512(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·timesAVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+	XORQ BX, BX
+	MOVQ DX, SI
+	ANDQ $-16, SI
+	JZ   rest
+
+loop:
+	VMOVUPS (AX)(BX*4), Z0
+	VMULPS  (CX)(BX*4), Z0, Z0
+	VMOVUPS Z0, (AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	SUBQ      BX, DX
+	JZ        done
+	MOVL      $0xffffffff, SI
+	BZHIL     DX, SI, SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (AX)(BX*4), K1, Z0
+	VMULPS.Z  (CX)(BX*4), Z0, K1, Z0
 	VMOVUPS   Z0, K1, (AX)(BX*4)
 
 done:

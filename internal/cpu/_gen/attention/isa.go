@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -111,6 +112,8 @@ var (
 	f32  = dtype{"F32", 4}
 	f16  = dtype{"F16", 2}
 	bf16 = dtype{"BF16", 2}
+	i8   = dtype{"Int8", 1}
+	e4m3 = dtype{"E4M3", 1} // times 2^-8: NaN is 480
 )
 
 // shift is the binary logarithm of the size.
@@ -156,6 +159,25 @@ func (d dtype) load(m Mem, mask Op, v VecVirtual) {
 	case d == bf16:
 		VPMOVZXWD_Z(m, mask, v)
 		VPSLLD(U8(16), v, v)
+	case d == i8 && mask == nil:
+		VPMOVSXBD(m, v)
+		VCVTDQ2PS(v, v)
+	case d == i8:
+		VPMOVSXBD_Z(m, mask, v)
+		VCVTDQ2PS(v, v)
+	case d == e4m3: // by way of float16, whose fraction begins with the same bits: see package vector
+		w, and := v.AsX().(VecVirtual), func(m Mem, w VecVirtual) { VPAND(m, w, w) }
+		if v.Size() == 64 {
+			w, and = v.AsY().(VecVirtual), func(m Mem, w VecVirtual) { VPANDD(m, w, w) } // of any register
+		}
+		if mask == nil {
+			VPMOVSXBW(m, w)
+		} else {
+			VPMOVSXBW_Z(m, mask, w)
+		}
+		VPSLLW(U8(7), w, w) // sign, sign, exponent, fraction
+		and(avx2.inMemory(float64(math.Float32frombits(0xbfffbfff))), w)
+		VCVTPH2PS(w, v)
 	}
 }
 

@@ -44,7 +44,7 @@ func main() {
 // write makes the kernels and writes them to a directory. It can be called once.
 func write(dir string) error {
 	for _, s := range []isa{avx2, avx512} {
-		attention(s, f32, f16, bf16)
+		attention(s, f32, f16, bf16, i8, e4m3)
 	}
 	weighing(avx512, "weighNearAVX512", false) // of scores whose values have been packed
 	queryTiles()
@@ -119,7 +119,7 @@ func attention(s isa, of ...dtype) {
 	}
 	for _, d := range of {
 		score(s, d, few)
-		if s.elem == f32 {
+		if s.elem == f32 && (d.size > 1 || s.masked()) { // a turn of the loop has at least a cache line
 			scoreLanes(s, d)
 		}
 		weighted(s, d, few)

@@ -34,6 +34,7 @@ var families = []family{
 	{"vector", "sigmoid", sigmoid},
 	{"vector", "softcap", softCap},
 	{"vector", "vector", vector},
+	{"vector", "widened", widened},
 }
 
 func main() {

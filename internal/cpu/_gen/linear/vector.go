@@ -44,20 +44,27 @@ func (g *gen) result(i int) Mem {
 
 func add(g *gen, set isa) {
 	g.kernel("add", set, "vector.go", "addGo", "")
+	g.combine(g.VADDPS, g.VADDPS_Z, g.VADDSS)
+	g.kernel("times", set, "vector.go", "timesGo", "")
+	g.combine(g.VMULPS, g.VMULPS_Z, g.VMULSS)
+}
+
+// combine makes the loop of a function that replaces each element of dst by what an instruction makes of it and that of src.
+func (g *gen) combine(all func(...Op), masked func(m, x, k, y Op), one func(...Op)) {
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 	v := g.vec()
 	g.each(n, func(k reg.GPVirtual) {
 		g.VMOVUPS(at(dst, k), v)
-		g.VADDPS(at(src, k), v, v)
+		all(at(src, k), v, v)
 		g.VMOVUPS(v, at(dst, k))
 	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
 		g.VMOVUPS_Z(at(dst, k), m, v)
-		g.VADDPS_Z(at(src, k), v, m, v)
+		masked(at(src, k), v, m, v)
 		g.VMOVUPS(v, m, at(dst, k))
 	}, func(k reg.GPVirtual) {
 		x := v.AsX()
 		g.VMOVSS(at(dst, k), x)
-		g.VADDSS(at(src, k), x, x)
+		one(at(src, k), x, x)
 		g.VMOVSS(x, at(dst, k))
 	})
 }
