@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -56,78 +55,6 @@ func (s *session) checkTools() error {
 	return nil
 }
 
-// toolNames returns the names of the tools.
-func (s *session) toolNames() (names []string) {
-	for _, tool := range s.tools {
-		var t struct {
-			Name     string
-			Function struct{ Name string }
-		}
-		if err := json.Unmarshal(tool, &t); err != nil {
-			continue // a form that only the template knows
-		}
-		if t.Function.Name != "" {
-			t.Name = t.Function.Name
-		}
-		if t.Name != "" {
-			names = append(names, t.Name)
-		}
-	}
-	return names
-}
-
-// mostCalls bounds the places of an answer at which a call may begin.
-const mostCalls = 1000
-
-// Marks around calls, such as <tool_call>, [TOOL_CALLS] and <|python_tag|>, and lists of calls.
-var (
-	markBefore = regexp.MustCompile(`((<[^<>\s]+>|\[[A-Z_]+\])\s*)*(\[\s*)?$`)
-	markAfter  = regexp.MustCompile(`^[\s,;\]]*((</?[^<>\s]+>|\[/?[A-Z_]+\])[\s,;\[]*)*$`)
-)
-
-// findCalls finds calls of tools in an answer: JSON objects with the name of a tool, and an object "arguments" or "parameters". before
-// is the answer before the calls. ok reports whether there are calls, and nothing but marks between and after them.
-func findCalls(answer string, tools []string) (before string, calls []chat.ToolCall, ok bool) {
-	done := 0
-	for at, tries := 0, 0; tries < mostCalls; tries++ {
-		i := strings.IndexByte(answer[at:], '{')
-		if i < 0 {
-			break
-		}
-		at += i
-		d := json.NewDecoder(strings.NewReader(answer[at:]))
-		var call struct {
-			Name                  string
-			Arguments, Parameters json.RawMessage
-		}
-		if err := d.Decode(&call); err != nil || !slices.Contains(tools, call.Name) {
-			at++
-			continue
-		}
-		if call.Arguments == nil {
-			call.Arguments = call.Parameters
-		}
-		var inner string
-		if json.Unmarshal(call.Arguments, &inner) == nil { // an object in a string, as OpenAI's API has it
-			call.Arguments = json.RawMessage(inner)
-		}
-		if !json.Valid(call.Arguments) || bytes.TrimSpace(call.Arguments)[0] != '{' {
-			at++
-			continue
-		}
-		if len(calls) == 0 {
-			before = answer[:at]
-			before = strings.TrimSpace(before[:markBefore.FindStringIndex(before)[0]])
-		} else if !markAfter.MatchString(answer[done:at]) {
-			return "", nil, false
-		}
-		calls = append(calls, chat.ToolCall{Name: call.Name, Arguments: call.Arguments})
-		at += int(d.InputOffset())
-		done = at
-	}
-	return before, calls, len(calls) > 0 && markAfter.MatchString(answer[done:])
-}
-
 // result takes the result of a tool that the last answer calls. After a result for each call, or after one if the answer has no call
 // that is understood, the model goes on.
 func (s *session) result(ctx context.Context, text string) error {
@@ -141,13 +68,14 @@ func (s *session) result(ctx context.Context, text string) error {
 		s.say("/tool needs the tool's name and its result: /tool NAME RESULT")
 		return nil
 	}
-	names := s.toolNames()
+	names := chat.ToolNames(s.tools)
 	if len(names) > 0 && !slices.Contains(names, name) {
 		s.say("/tool: no tool %q; -tools has %s", short(name), strings.Join(names, ", "))
 		return nil
 	}
 	last := len(s.turns) - 1
-	before, calls, found := findCalls(s.turns[last].answer, names)
+	before, calls := chat.FindCalls(s.turns[last].answer, s.tools)
+	found := calls != nil
 	if !found {
 		calls = []chat.ToolCall{{Name: name}}
 	}

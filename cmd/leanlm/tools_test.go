@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,62 +9,6 @@ import (
 
 	"gorgonia.org/leanattention/decoder/chat"
 )
-
-// TestFindCalls: calls are found in the forms of Hermes and Qwen, Mistral and Llama.
-func TestFindCalls(t *testing.T) {
-	tools := []string{"king", "girl"}
-	const king, girl = `king {"a": 1}`, `girl {"b": "{"}`
-	for _, c := range []struct {
-		answer, before string
-		calls          []string
-	}{
-		{"", "", nil},
-		{"No call {", "", nil},
-		{"{\"name\": \"king\"}", "", nil},
-		{"{\"name\": \"dog\", \"arguments\": {}}", "", nil},
-		{"{\"name\": 3, \"arguments\": {}}", "", nil},
-		{"{\"name\": \"king\", \"arguments\": [1]}", "", nil},
-		{"{\"name\": \"king\", \"arguments\": {\"a\": 1}", "", nil},
-		{"{\"name\": \"king\", \"arguments\": \"\"}", "", nil},
-		{`{"name": "king", "arguments": {"a": 1}}`, "", []string{king}},
-		{`<|python_tag|>{"name": "king", "parameters": {"a": 1}}<|eom_id|>`, "", []string{king}},
-		{`{"name": "king", "arguments": "{\"a\": 1}"}`, "", []string{king}},
-		{`{"type": "function", "function": {"name": "king", "arguments": {"a": 1}}}`, "", nil}, // something is around the call
-		{"I ask {x}.\n<tool_call>\n" + `{"name": "king", "arguments": {"a": 1}}` + "\n</tool_call>\n", "I ask {x}.", []string{king}},
-		{"<tool_call>\n" + `{"name": "king", "arguments": {"a": 1}}` + "\n</tool_call>\n<tool_call>\n" + `{"name": "girl", "arguments": {"b": "{"}}` + "\n</tool_call>", "", []string{king, girl}},
-		{`Well [TOOL_CALLS] [{"name": "king", "arguments": {"a": 1}}, {"name": "girl", "arguments": {"b": "{"}}]</s>`, "Well", []string{king, girl}},
-		{`<a><b>{"name": "king", "parameters": {"a": 1}}; {"name": "girl", "parameters": {"b": "{"}}</b></a>`, "", []string{king, girl}},
-		{`{"name": "king", "arguments": {"a": 1}} and then`, "", nil},
-		{`{"name": "king", "arguments": {"a": 1}} or {"name": "girl", "arguments": {"b": 1}}`, "", nil},
-	} {
-		before, calls, ok := findCalls(c.answer, tools)
-		var got []string
-		for _, call := range calls {
-			got = append(got, call.Name+" "+string(call.Arguments))
-		}
-		if ok != (c.calls != nil) || ok && (before != c.before || !slices.Equal(got, c.calls)) {
-			t.Errorf("%q: %q, %q, %v, want %q, %q", c.answer, before, got, ok, c.before, c.calls)
-		}
-	}
-}
-
-// FuzzFindCalls: calls have names of tools, and arguments that are objects.
-func FuzzFindCalls(f *testing.F) {
-	f.Add("Well [TOOL_CALLS] [{\"name\": \"king\", \"arguments\": {\"a\": 1}}, {\"name\": \"girl\", \"parameters\": \"{}\"}]</s>")
-	f.Add("<tool_call>\n{\"name\": \"king\", \"arguments\": {\"a\": {}}}\n</tool_call>{{{")
-	f.Fuzz(func(t *testing.T, answer string) {
-		before, calls, ok := findCalls(answer, []string{"king", "girl"})
-		if ok && (len(calls) == 0 || !strings.HasPrefix(strings.TrimSpace(answer), before)) {
-			t.Errorf("%q before %d calls", before, len(calls))
-		}
-		for _, c := range calls {
-			var object map[string]any
-			if err := json.Unmarshal(c.Arguments, &object); err != nil || object == nil || c.Name != "king" && c.Name != "girl" {
-				t.Errorf("%s %s, %v", c.Name, c.Arguments, err)
-			}
-		}
-	})
-}
 
 // Templates: text alone; calls, whose ids have nine characters, and whose results follow in the order of the calls; calls with arguments that are text.
 const (

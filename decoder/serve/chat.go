@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -32,14 +33,29 @@ type chatChoice struct {
 }
 
 type answered struct {
-	Role    string  `json:"role"`
-	Content string  `json:"content"`
-	Refusal *string `json:"refusal"`
+	Role    string     `json:"role"`
+	Content *string    `json:"content"` // nil: calls alone
+	Refusal *string    `json:"refusal"`
+	Calls   []toolCall `json:"tool_calls,omitempty"`
 }
 
 type delta struct {
-	Role    string  `json:"role,omitempty"`
-	Content *string `json:"content,omitempty"`
+	Role    string     `json:"role,omitempty"`
+	Content *string    `json:"content,omitempty"`
+	Calls   []toolCall `json:"tool_calls,omitempty"`
+}
+
+// toolCall is a call of a tool in an answer.
+type toolCall struct {
+	Index    *int         `json:"index,omitempty"` // in an event
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function toolFunction `json:"function"`
+}
+
+type toolFunction struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
 }
 
 type chatLogProbs struct {
@@ -65,6 +81,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	c := s.newCommon()
 	c.request.Ends = s.ends
 	var messages []chat.Message
+	var tools []json.RawMessage
 	probabilities, top, most := false, 0, 0
 	fields := c.fields(s)
 	fields["messages"] = func(raw json.RawMessage) (err error) {
@@ -76,6 +93,10 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	fields["top_logprobs"] = within(&top, 0, mostLogProbs)
 	fields["response_format"] = func(raw json.RawMessage) error {
 		return members{"type": only(`"text"`)}.read(raw, "response_format")
+	}
+	fields["tools"] = func(raw json.RawMessage) (err error) {
+		tools, err = s.readTools(raw)
+		return err
 	}
 	fields["metadata"] = ignored[map[string]string]()
 	fields["store"] = only("false")
@@ -96,7 +117,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	if probabilities {
 		c.logprobs = top
 	}
-	prompt, err := s.conversation(messages)
+	prompt, err := s.conversation(messages, tools)
 	if err != nil {
 		return err
 	}
@@ -112,11 +133,22 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 		for i := range run.texts {
 			first.Choices = append(first.Choices, chatChoice{Index: i, Delta: &delta{Role: "assistant", Content: new(string)}})
 		}
+		answers := make([]unsent, len(run.texts))
 		return run.stream(w, first, func(index int, p *piece) any {
 			e := answer
 			choice := chatChoice{Index: index, Delta: &delta{}, FinishReason: p.finish}
-			if p.finish == nil {
-				choice.Delta.Content = &p.text
+			text := p.text
+			if tools != nil {
+				var calls []chat.ToolCall
+				if text, calls = answers[index].add(p, tools); calls != nil {
+					choice.Delta.Calls, choice.FinishReason = toolCalls(calls, true), &finishCalls
+				}
+			}
+			if p.finish == nil || text != "" {
+				choice.Delta.Content = &text
+			}
+			if text == "" && p.finish == nil && !probabilities {
+				return nil
 			}
 			if probabilities && p.token != nil {
 				choice.LogProbs = s.chatLogProbs([]piece{*p}, top)
@@ -136,13 +168,85 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	u := run.usage()
 	answer.Usage = &u
 	for _, x := range all {
-		choice := chatChoice{Index: x.index, Message: &answered{Role: "assistant", Content: x.text.String()}, FinishReason: &x.finish}
+		text := x.text.String()
+		choice := chatChoice{Index: x.index, Message: &answered{Role: "assistant", Content: &text}, FinishReason: &x.finish}
+		if before, calls := chat.FindCalls(text, tools); calls != nil {
+			choice.Message.Calls, choice.FinishReason = toolCalls(calls, false), &finishCalls
+			if choice.Message.Content = nil; before != "" {
+				choice.Message.Content = &before
+			}
+		}
 		if probabilities {
 			choice.LogProbs = s.chatLogProbs(x.pieces, top)
 		}
 		answer.Choices = append(answer.Choices, choice)
 	}
 	return writeJSON(w, answer)
+}
+
+var finishCalls = "tool_calls"
+
+// unsent is an answer that may have calls of tools. What comes before calls is sent at once, and the rest at the end.
+type unsent struct {
+	text string
+	sent int // bytes
+}
+
+// add adds a piece, and returns the text that is to be sent. calls are those of the whole answer, at the end.
+func (u *unsent) add(p *piece, tools []json.RawMessage) (text string, calls []chat.ToolCall) {
+	u.text += p.text
+	to := max(u.sent, chat.CallsFrom(u.text))
+	if p.finish != nil {
+		if _, calls = chat.FindCalls(u.text, tools); calls == nil {
+			to = len(u.text)
+		}
+	}
+	text = u.text[u.sent:to]
+	u.sent = to
+	return text, calls
+}
+
+// toolCalls returns calls as an answer or an event has them.
+func toolCalls(calls []chat.ToolCall, event bool) (all []toolCall) {
+	for i, c := range calls {
+		t := toolCall{ID: newID("")[:9], Type: "function", Function: toolFunction{c.Name, string(c.Arguments)}} // Mistral's templates want nine letters and digits
+		if event {
+			t.Index = &i
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+// readTools reads tools as the template has them.
+func (s *Server) readTools(raw json.RawMessage) (tools []json.RawMessage, err error) {
+	if err := json.Unmarshal(raw, &tools); err != nil {
+		return nil, wrong("tools", "%s is no list", short(raw))
+	}
+	if len(tools) == 0 {
+		return nil, wrong("tools", "the list is empty")
+	}
+	if !s.takesTools {
+		return nil, wrong("tools", "the model's chat template has no place for tools")
+	}
+	for i, tool := range tools {
+		at := fmt.Sprintf("tools[%d]", i)
+		name, function := "", false
+		err := members{
+			"type": only(`"function"`),
+			"function": func(raw json.RawMessage) error {
+				function = true
+				return members{"name": into(&name), "description": ignored[string](), "parameters": ignored[map[string]json.RawMessage](), "strict": only("false")}.read(raw, at+".function")
+			},
+		}.read(tool, at)
+		if err == nil && (!function || name == "") {
+			err = wrong(at, "function.name is missing")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return tools, nil
 }
 
 func (s *Server) chatLogProbs(pieces []piece, top int) *chatLogProbs {
@@ -255,9 +359,13 @@ func readContent(raw json.RawMessage) (string, error) {
 }
 
 // conversation returns the tokens of messages and of the beginning of an answer.
-func (s *Server) conversation(messages []chat.Message) ([]int, error) {
-	guard := newGuard(s.special, messages)
-	text, err := s.templates.Render(chat.Conversation{Messages: messages, AddGenerationPrompt: true})
+func (s *Server) conversation(messages []chat.Message, tools []json.RawMessage) ([]int, error) {
+	tools = slices.Clone(tools) // newGuard changes texts
+	guard := newGuard(s.special, messages, tools)
+	text, err := s.templates.Render(chat.Conversation{Messages: messages, Tools: tools, AddGenerationPrompt: true})
+	if err != nil && argumentsAsObjects(messages) {
+		text, err = s.templates.Render(chat.Conversation{Messages: messages, Tools: tools, AddGenerationPrompt: true})
+	}
 	var said *chat.Exception
 	switch {
 	case errors.As(err, &said), errors.Is(err, chat.ErrLimit), errors.Is(err, chat.ErrRender), errors.Is(err, chat.ErrFormat):
@@ -276,12 +384,27 @@ func (s *Server) conversation(messages []chat.Message) ([]int, error) {
 	return ids, s.checkLengths("messages", [][]int{ids})
 }
 
+// argumentsAsObjects makes arguments of calls that are texts the objects in these texts, which is the other form that templates take.
+// ok reports whether there are any.
+func argumentsAsObjects(messages []chat.Message) (ok bool) {
+	for i := range messages {
+		for j := range messages[i].ToolCalls {
+			c := &messages[i].ToolCalls[j]
+			var inner string
+			if json.Unmarshal(c.Arguments, &inner) == nil && json.Valid([]byte(inner)) {
+				c.Arguments, ok = json.RawMessage(inner), true
+			}
+		}
+	}
+	return ok
+}
+
 // A guard keeps names of special tokens in messages from becoming these tokens when the text of a template is encoded. newGuard puts a
 // mark into each name, and split cuts the text of the template at the marks.
 type guard struct{ mark string } // "": no message has a name
 
 // newGuard changes the messages.
-func newGuard(special []string, messages []chat.Message) guard {
+func newGuard(special []string, messages []chat.Message, tools []json.RawMessage) guard {
 	has := func(text string) bool {
 		for _, name := range special {
 			if strings.Contains(text, name) {
@@ -290,8 +413,11 @@ func newGuard(special []string, messages []chat.Message) guard {
 		}
 		return false
 	}
-	// texts calls f with each text of the messages.
+	// texts calls f with each text of the messages and tools.
 	texts := func(f func(string) string) {
+		for i := range tools {
+			tools[i] = json.RawMessage(f(string(tools[i])))
+		}
 		for i := range messages {
 			m := &messages[i]
 			m.Content, m.Name, m.ToolCallID = f(m.Content), f(m.Name), f(m.ToolCallID)

@@ -41,10 +41,14 @@
 //	max_completion_tokens       as max_tokens
 //	logprobs, top_logprobs
 //	response_format             {"type": "text"}
+//	tools                       functions, if the chat template has a place for them
 //	metadata, store, service_tier, parallel_tool_calls
 //	                            without effect; store may be false, service_tier "auto"
 //
 // The name of a special token in a prompt or in a message is ordinary text.
+//
+// An answer that calls tools has these calls as tool_calls, with finish_reason "tool_calls". A stream shows what comes before the calls,
+// and then all calls in one event. Calls in another form than that of chat.FindCalls stay text.
 //
 // # Errors
 //

@@ -82,16 +82,17 @@ func set[T comparable](x *T, otherwise T) {
 
 // Server is an http.Handler for the paths of the package.
 type Server struct {
-	options   Options
-	model     *decoder.Model
-	engine    *decoder.Engine
-	templates *chat.Templates // nil: none
-	ends      []int           // tokens that end an answer
-	special   []string        // names of special tokens
-	vocab     int
-	began     time.Time
-	keys      [][sha256.Size]byte
-	metrics   *metrics
+	options    Options
+	model      *decoder.Model
+	engine     *decoder.Engine
+	templates  *chat.Templates // nil: none
+	ends       []int           // tokens that end an answer
+	takesTools bool            // the template has a place for tools
+	special    []string        // names of special tokens
+	vocab      int
+	began      time.Time
+	keys       [][sha256.Size]byte
+	metrics    *metrics
 
 	stopping context.Context // done when requests must end
 	stop     context.CancelFunc
@@ -123,6 +124,7 @@ func New(m *decoder.Model, e *decoder.Engine, o Options) (*Server, error) {
 		if s.ends, err = m.ChatEnds(templates); err != nil {
 			return nil, err
 		}
+		s.takesTools = rendersTools(templates)
 	case !errors.Is(err, chat.ErrNoTemplate):
 		return nil, err
 	}
@@ -136,6 +138,18 @@ func New(m *decoder.Model, e *decoder.Engine, o Options) (*Server, error) {
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	return s, nil
+}
+
+// rendersTools reports whether tools change the text of a conversation.
+func rendersTools(t *chat.Templates) bool {
+	c := chat.Conversation{Messages: []chat.Message{{Role: "user", Content: "Hello"}}}
+	without, err := t.Render(c)
+	if err != nil {
+		return false
+	}
+	c.Tools = []json.RawMessage{json.RawMessage(`{"type": "function", "function": {"name": "f", "description": "does something", "parameters": {"type": "object", "properties": {}}}}`)}
+	with, err := t.Render(c)
+	return err == nil && with != without
 }
 
 // Shutdown refuses new requests, and waits for the requests that run. When ctx is done, Shutdown ends these requests with an error of
@@ -418,6 +432,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request, _ []byte) error 
 func (s *Server) tokenize(w http.ResponseWriter, _ *http.Request, body []byte) (err error) {
 	var prompt string
 	var messages []chat.Message
+	var tools []json.RawMessage
 	given := false
 	err = members{
 		"model": s.isModel,
@@ -429,18 +444,24 @@ func (s *Server) tokenize(w http.ResponseWriter, _ *http.Request, body []byte) (
 			messages, err = readMessages(raw)
 			return err
 		},
+		"tools": func(raw json.RawMessage) error {
+			tools, err = s.readTools(raw)
+			return err
+		},
 	}.read(body, "")
 	switch {
 	case err != nil:
 		return err
 	case given == (messages != nil):
 		return wrong("prompt", "want one of prompt and messages")
+	case tools != nil && messages == nil:
+		return wrong("tools", "messages is missing")
 	case messages != nil && s.templates == nil:
 		return wrong("messages", "the model has no chat template")
 	}
 	var ids []int
 	if messages != nil {
-		ids, err = s.conversation(messages)
+		ids, err = s.conversation(messages, tools)
 	} else {
 		ids, err = s.encode("prompt", prompt, tokenizer.Options{})
 	}

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/decoder/chat"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -31,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% if m['content'] == 'raise' %}{{ raise_exception('it says raise') }}{% endif %}{% endfor %}" +
+const template = "{% for t in tools or [] %}{{ t | tojson }} {% endfor %}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% if m['content'] == 'raise' %}{{ raise_exception('it says raise') }}{% endif %}{% endfor %}" +
 	"{% if add_generation_prompt %}So{% endif %}"
 
 // chatModel writes the shipped model with a chat template to a folder.
@@ -319,7 +320,7 @@ func TestChat(t *testing.T) {
 	var c chatCompletion
 	r.post("/v1/chat/completions", body+"}", &c)
 	x := c.Choices[0]
-	if x.Message.Content != text || x.Message.Role != "assistant" || *x.FinishReason != "length" || c.Usage.Prompt != len(prompt) || c.Object != "chat.completion" {
+	if *x.Message.Content != text || x.Message.Role != "assistant" || *x.FinishReason != "length" || c.Usage.Prompt != len(prompt) || c.Object != "chat.completion" {
 		t.Errorf("%+v, %+v, want %q", x, c.Usage, text)
 	}
 	for i, p := range x.LogProbs.Content {
@@ -354,6 +355,73 @@ func TestChat(t *testing.T) {
 	r.post("/tokenize", `{"messages": [{"role": "user", "content": "Hello"}]}`, &count)
 	if want := r.ids("user: Hello So", tokenizer.Options{Special: true, Bare: true}); !slices.Equal(count.Tokens, want) || count.Count != len(want) || count.Most != 128 {
 		t.Errorf("%+v, want %v", count, want)
+	}
+}
+
+// TestTools: the template has the tools and the calls of a conversation, and calls of an answer are found, as a whole and in a stream.
+func TestTools(t *testing.T) {
+	r := newRig(t, Options{}, decoder.Options{Context: 256})
+	var count struct {
+		Count  int   `json:"count"`
+		Most   int   `json:"max_model_len"`
+		Tokens []int `json:"tokens"`
+	}
+	r.post("/tokenize", `{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+		{"role": "tool", "tool_call_id": "c", "content": "5"}], "tools": [{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}}]}`, &count)
+	want := `{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}} user: Hi assistant:  tool: 5 So`
+	if got := r.model.Tokenizer().Decode(count.Tokens); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	tools := []json.RawMessage{json.RawMessage(`{"type": "function", "function": {"name": "f"}}`)}
+	for _, c := range []struct {
+		answer, content string
+		calls           int
+	}{
+		{"Hello {there} <you> [x]", "Hello {there} <you> [x]", 0},
+		{"Well.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>", "Well.", 1},
+		{`[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"b": "}"}}]`, "", 2},
+		{`<tool_call>{"name": "g", "arguments": {}}</tool_call>`, `<tool_call>{"name": "g", "arguments": {}}</tool_call>`, 0},
+	} {
+		for each := 1; each < 12; each++ {
+			var u unsent
+			text, calls := "", []chat.ToolCall(nil)
+			for rest := c.answer; ; {
+				p := piece{text: rest[:min(each, len(rest))]}
+				if rest = rest[len(p.text):]; rest == "" {
+					p.finish = &finishStop
+				}
+				var more string
+				more, calls = u.add(&p, tools)
+				if text += more; p.finish != nil {
+					break
+				}
+			}
+			if text != c.content || len(calls) != c.calls {
+				t.Errorf("%q in pieces of %d: %q and %d calls, want %q and %d", c.answer, each, text, len(calls), c.content, c.calls)
+			}
+			for i, x := range toolCalls(calls, true) {
+				if *x.Index != i || len(x.ID) != 9 || x.Type != "function" || x.Function.Name != "f" || !json.Valid([]byte(x.Function.Arguments)) {
+					t.Errorf("call %d: %+v", i, x)
+				}
+			}
+		}
+	}
+	asked := `{"messages": [{"role": "user", "content": "Hello"}], "tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 12, "temperature": 0`
+	var whole chatCompletion
+	r.post("/v1/chat/completions", asked+"}", &whole)
+	joined := ""
+	for _, e := range r.events("/v1/chat/completions", asked+`, "stream": true}`) {
+		if e == "[DONE]" {
+			break
+		}
+		var c chatCompletion
+		strict(t, e, &c)
+		if x := c.Choices[0].Delta.Content; x != nil {
+			joined += *x
+		}
+	}
+	if joined != *whole.Choices[0].Message.Content || joined == "" {
+		t.Errorf("%q, want %q", joined, *whole.Choices[0].Message.Content)
 	}
 }
 
@@ -441,7 +509,12 @@ var wrongRequests = []struct {
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a", "tool_calls": []}]}`, 400, "messages[0]", "no tool_calls"},
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "raise"}]}`, 400, "messages", "it says raise"},
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "prompt": "a"}`, 400, "prompt", "does not know"},
-	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tools": []}`, 400, "tools", "does not know"},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tools": []}`, 400, "tools", "empty"},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}`, 400, "tools[0]", "function.name is missing"},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "custom", "function": {"name": "f"}}]}`, 400, "tools[0].type", `want "function"`},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}`, 400, "tools[0].function.strict", "want false"},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "tool_choice": "auto"}`, 400, "tool_choice", "does not know"},
+	{"/tokenize", `{"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}`, 400, "tools", "messages is missing"},
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "store": true}`, 400, "store", "want false"},
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "service_tier": "flex"}`, 400, "service_tier", `want "auto"`},
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}`, 400, "response_format.type", `want "text"`},
