@@ -134,7 +134,7 @@ func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n int)
 	row := ((n-1)/groupElements + 1) * int(unsafe.Sizeof(weightGroup{}))
 	s.groups.Grow(rows * row)
 	s.unpack = unpackArgs{dst: s.groups.At, dstRow: row, src: src, srcRow: l.wRow, rows: rows, n: n}
-	s.unpack.fetch, s.unpack.fetchStep = unsafe.Add(src, rows*l.wRow+fetchBlocks), l.format.Size(groupElements)
+	s.unpack.fetch, s.unpack.fetchStep = uintptr(src)+uintptr(rows*l.wRow+fetchBlocks), l.format.Size(groupElements)
 	l.blocks.kernels.unpack[l.format](&s.unpack)
 }
 
@@ -157,7 +157,7 @@ func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to 
 			y: unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), yStep: l.size, w: unsafe.Add(layer.w, from*l.wRow), wRow: l.wRow,
 			x: unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow()), n: l.in, sets: (to - from) / dotStreams,
 		}
-		a.fetch, a.fetchStep = unsafe.Add(a.w, fetchBlocks), dotStreams*l.wRow/l.blocks.groups
+		a.fetch, a.fetchStep = uintptr(a.w)+fetchBlocks, dotStreams*l.wRow/l.blocks.groups
 		if a.sets > 0 {
 			row(a)
 		}

@@ -99,7 +99,7 @@ type unpackArgs struct {
 
 	// With each group, the cache lines at fetch are prefetched, as many as the bytes of a group, and fetch is fetchStep on for the next
 	// group, of this row or of the next. These addresses may be beyond the ends of buffers.
-	fetch     unsafe.Pointer
+	fetch     uintptr
 	fetchStep int
 }
 
@@ -136,6 +136,6 @@ type blockRowArgs struct {
 	sets  int // of dotStreams output features, at least 1
 
 	// As in unpackArgs, with the bytes of four groups for each group of x.
-	fetch     unsafe.Pointer
+	fetch     uintptr
 	fetchStep int
 }
