@@ -45,11 +45,21 @@ type Options struct {
 	// the rows. Not with Ranks.
 	Gap float64
 
-	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
+	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8
+	// (see nn.Int8). The zero value is the type of the files:
+	//
+	//   - On the CPU, matrices of a GGUF file in Q8_0, Q4_0 and Q4_1 stay as they are, in the mapped file (see nn.Blocks). The file
+	//     must not be cut while an engine is open.
+	//   - Other matrices of a GGUF file in fewer than 16 bits become float16. So do matrices with an adapter, those that latent
+	//     attention splits, and on GPUs all.
+	//
+	// Matrices that latent attention splits are never int8: with tensor.Int8 they have the type of the files.
+	Weights tensor.Dtype
 	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
 
-	// Exact computes products of float32 with weights of 16 bits in float32. Otherwise linear layers may round their inputs to
-	// the weights' type, and attention its queries to the cache's, where that is faster.
+	// Exact computes products of float32 with weights of 16 bits and fewer in float32. Otherwise linear layers may round their
+	// inputs to the weights' type, or to 8 bits for weights of fewer than 16, and attention its queries to the cache's, where that is
+	// faster: see nn.WithMixedPrecision.
 	Exact bool
 
 	// BatchInvariant gives the attention of a token the same bits whatever else a step computes.
@@ -267,8 +277,12 @@ func (o *Options) fill(s *Sizes) error {
 		return fmt.Errorf("decoder: Options.Gap is %v with Ranks, each of which measures other times: %w", g, ErrConfig)
 	}
 	types := []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}
-	if t := o.Weights; !slices.Contains(types, t) {
-		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
+	switch t := o.Weights; {
+	case slices.Contains(types, t):
+	case t != tensor.Int8:
+		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
+	case o.Device != nil:
+		return fmt.Errorf("decoder: Options.Weights is %v, and Options.Device is %v: weights of 8 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
 	}
 	switch t := o.Cache; {
 	case slices.Contains(types, t):

@@ -8,6 +8,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -39,6 +40,11 @@ func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) 
 	}
 	return t, nil
 }
+
+// A folder has no blocks.
+func (f folder) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
+func (f folder) blockRow(string) int                             { return 0 }
+func (f folder) hold() (func() error, error)                     { return func() error { return nil }, nil }
 
 func (f folder) float32s(dst []float32, name string, shape []int, from, to int) error {
 	return f.Each(name, shape, from, to, func(at int, part any) error { return convert(dst, at, part) })

@@ -17,7 +17,9 @@ import (
 	"gorgonia.org/leanattention/decoder/tokenizer"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -107,6 +109,35 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 	part[0] = to - from
 	return tensor.New(tensor.WithShape(part...), tensor.WithBacking(data)), nil
 }
+
+// blocks returns rows of a weight as the file has them.
+func (f *ggufFile) blocks(name string, shape []int, from, to int) (G.Value, error) {
+	t := f.weights[name]
+	if t == nil || !slices.Equal(t.Shape(), shape) {
+		return nil, fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
+	}
+	if f.blockRow(name) == 0 {
+		return nil, nil
+	}
+	data, err := t.Blocks(from, to)
+	if err != nil {
+		return nil, err
+	}
+	return nn.Blocks(t.Type().String(), data, to-from, shape[1])
+}
+
+// blockRow returns the bytes of a row of a weight that blocks returns.
+func (f *ggufFile) blockRow(name string) int {
+	if t := f.weights[name]; t != nil && t.HasBlocks() && slices.Contains(inBlocks, t.Type()) {
+		return t.RowBytes()
+	}
+	return 0
+}
+
+// inBlocks are the types that nn.Blocks takes.
+var inBlocks = []gguf.Type{gguf.Q8_0, gguf.Q4_0, gguf.Q4_1}
+
+func (f *ggufFile) hold() (func() error, error) { return f.file.Hold() }
 
 func (f *ggufFile) float32s(dst []float32, name string, shape []int, from, to int) error {
 	t := f.weights[name]

@@ -178,7 +178,7 @@ func TestDeviceMemory(t *testing.T) {
 	}
 	lib, gpus := fakeGPU(t, 2)
 	m := openCheckpoint(t, "../tiny")
-	all, _, err := weightBytes(m.Network(), tensor.Dtype{})
+	all, _, err := weightBytes(m.Network(), tensor.Dtype{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

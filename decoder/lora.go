@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/hf"
 
 	blasimpl "gonum.org/v1/gonum/blas/gonum"
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -219,6 +220,21 @@ func (m merged) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 		rows = shape[0]
 	}
 	return m.rowsAs(name, tensor.Dtype{}, shape, 0, rows)
+}
+
+// A merged weight is not in blocks.
+func (m merged) blocks(name string, shape []int, from, to int) (G.Value, error) {
+	if len(m.deltas[name]) > 0 {
+		return nil, nil
+	}
+	return m.source.blocks(name, shape, from, to)
+}
+
+func (m merged) blockRow(name string) int {
+	if len(m.deltas[name]) > 0 {
+		return 0
+	}
+	return m.source.blockRow(name)
 }
 
 // mergedAt is the number of elements that are merged at a time. sumsPool has their memory.

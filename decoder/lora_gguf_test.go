@@ -14,7 +14,12 @@ import (
 // familyModel opens a model of the GGUF reader's test data.
 func familyModel(t testing.TB, name string) *Model {
 	t.Helper()
-	path := filepath.Join("internal/gguf/testdata/families", name+".gguf")
+	return withoutTokenizer(t, filepath.Join("internal/gguf/testdata/families", name+".gguf"))
+}
+
+// withoutTokenizer opens a GGUF file that may have no vocabulary.
+func withoutTokenizer(t testing.TB, path string) *Model {
+	t.Helper()
 	f, config, err := openGGUF(path)
 	if err != nil {
 		t.Fatal(err)

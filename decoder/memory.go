@@ -11,10 +11,14 @@ import (
 )
 
 // checkMemory returns ErrOutOfMemory with both numbers if the weights of a network are larger than the memory for them. Weights of a
-// type that is not known yet count as 16 bits. GPUs keep freed memory for later values, so the memory of a GPU that this process uses
+// type that is not known yet count as 16 bits. blockRow returns the bytes of a row of a tensor that stays in blocks, 0 for another; nil:
+// there is none. GPUs keep freed memory for later values, so the memory of a GPU that this process uses
 // counts as free: loading itself finds smaller shortages.
-func (o *Options) checkMemory(n Network) error {
-	all, largest, err := weightBytes(n, o.Weights)
+func (o *Options) checkMemory(n Network, blockRow func(name string) int) error {
+	if o.Device != nil || o.Weights != (tensor.Dtype{}) {
+		blockRow = nil
+	}
+	all, largest, err := weightBytes(n, o.Weights, blockRow)
 	if err != nil {
 		return err
 	}
@@ -40,7 +44,7 @@ func (o *Options) checkMemory(n Network) error {
 }
 
 // weightBytes returns the bytes of all weights of a network, and of the largest one.
-func weightBytes(n Network, as tensor.Dtype) (all, largest int64, err error) {
+func weightBytes(n Network, as tensor.Dtype, blockRow func(name string) int) (all, largest int64, err error) {
 	seen := map[string]bool{}
 	for w := range n.Weights() {
 		name, _ := w.tensor()
@@ -49,11 +53,17 @@ func weightBytes(n Network, as tensor.Dtype) (all, largest int64, err error) {
 			continue
 		}
 		seen[same] = true
-		bytes := uint64(2)
-		if len(w.Shape) == 1 || as == tensor.Float32 {
+		bytes, sizes := uint64(2), w.Shape
+		switch {
+		case len(w.Shape) == 1 || as == tensor.Float32:
 			bytes = 4
+		case !w.matrix():
+		case as == tensor.Int8:
+			bytes = 1
+		case blockRow != nil && blockRow(name) > 0:
+			bytes, sizes = uint64(blockRow(name)), w.Shape[:1]
 		}
-		for _, d := range w.Shape {
+		for _, d := range sizes {
 			high, low := bits.Mul64(bytes, uint64(max(d, 0)))
 			if high > 0 || low > math.MaxInt64 {
 				return 0, 0, fmt.Errorf("decoder: weight %s of shape %v: %w", w.Name, w.Shape, la.ErrOutOfMemory)

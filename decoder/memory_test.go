@@ -27,16 +27,16 @@ func TestCheckMemory(t *testing.T) {
 		if as == tensor.Float32 {
 			bytes = 4
 		}
-		if free = bytes*matrices + 4*vectors; o.checkMemory(n) != nil {
-			t.Errorf("of %d bytes: %v", bytes, o.checkMemory(n))
+		if free = bytes*matrices + 4*vectors; o.checkMemory(n, nil) != nil {
+			t.Errorf("of %d bytes: %v", bytes, o.checkMemory(n, nil))
 		}
 		free--
-		if err := o.checkMemory(n); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes", free+1)) || !strings.Contains(err.Error(), fmt.Sprintf("%d of %d bytes of a test", free, int64(1<<40))) {
+		if err := o.checkMemory(n, nil); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes", free+1)) || !strings.Contains(err.Error(), fmt.Sprintf("%d of %d bytes of a test", free, int64(1<<40))) {
 			t.Errorf("of %d bytes: %v", bytes, err)
 		}
 	}
 	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{}, false })()
-	if err := new(Options).checkMemory(n); err != nil {
+	if err := new(Options).checkMemory(n, nil); err != nil {
 		t.Errorf("a system that does not tell: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -37,6 +38,13 @@ type source interface {
 	widener
 	// float32s decodes rows of a weight into dst.
 	float32s(dst []float32, name string, shape []int, from, to int) error
+	// blocks returns rows of a matrix in fewer than 16 bits, as the files have them; nil: the files have them otherwise, or rows are
+	// to be changed.
+	blocks(name string, shape []int, from, to int) (G.Value, error)
+	// blockRow returns the bytes of a row that blocks returns; 0: it returns nil.
+	blockRow(name string) int
+	// hold keeps what blocks returned valid until release, also after Close.
+	hold() (release func() error, err error)
 	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
 	// weight may be missing.
 	Check(weights iter.Seq[hf.Weight], tied ...string) error
@@ -296,6 +304,10 @@ func (m *Model) Weights() Weights { return vectors{m.weights()} }
 // vectors are weights whose vectors are float32.
 type vectors struct{ source }
 
+// blocks has none: a graph may have ops for numbers alone.
+func (vectors) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
+func (vectors) blockRow(string) int                             { return 0 }
+
 func (w vectors) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	if len(shape) != 1 {
 		t, err := w.source.Tensor(name, shape...)
@@ -334,7 +346,7 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkMemory(n); err != nil {
+	if err := o.checkMemory(n, m.weights().blockRow); err != nil {
 		return nil, err
 	}
 	e, err := newEngine(n, m.weights(), m, o)

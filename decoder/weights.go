@@ -9,6 +9,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
@@ -115,11 +116,13 @@ func (p *placement) put(t *tensor.Dense, split Split, sums bool) (*device.Tensor
 }
 
 // load returns the values of all weights of a network, where the engine computes. Vectors are float32: they are a thousandth of
-// a model, and are added to float32. free frees the memory of a GPU.
+// a model, and are added to float32. free frees the memory of a GPU, and lets go of the files.
 func load(n Network, from Weights, p placement, progress func(done int)) (weights map[string]G.Value, free func() error, err error) {
 	weights = map[string]G.Value{}
 	var there []*device.Tensor
+	held := func() error { return nil }
 	release := func() (err error) {
+		err = held()
 		for _, t := range there {
 			if e := t.Free(); !errors.Is(e, la.ErrClosed) {
 				err = errors.Join(err, e)
@@ -136,6 +139,12 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 	if err != nil {
 		return nil, nil, err
 	}
+	if s, ok := from.(source); ok {
+		if held, err = s.hold(); err != nil {
+			held = func() error { return nil }
+			return nil, nil, err
+		}
+	}
 	loaded := map[string]string{} // weights by what they are
 	for w := range n.Weights() {
 		if p.members() == 1 && (p.world.Size <= 1 || w.Split.Parts == 0) { // the split has no effect
@@ -147,18 +156,25 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 			weights[w.Name] = weights[other]
 		} else {
 			loaded[same] = w.Name
-			t, err := p.load(from, &w)
+			small, err := p.small(from, &w)
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 			}
-			weights[w.Name] = t
-			if p.gpu != nil {
-				up, err := p.put(t, w.Split, sums)
+			weights[w.Name] = small
+			if small == nil {
+				t, err := p.load(from, &w)
 				if err != nil {
-					return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+					return nil, nil, err
 				}
-				there = append(there, up)
-				weights[w.Name] = up
+				weights[w.Name] = t
+				if p.gpu != nil {
+					up, err := p.put(t, w.Split, sums)
+					if err != nil {
+						return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+					}
+					there = append(there, up)
+					weights[w.Name] = up
+				}
 			}
 		}
 		if progress != nil {
@@ -168,11 +184,43 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 	return weights, release, nil
 }
 
+// small returns a weight of fewer than 16 bits a number, in host memory; nil: the weight has 16 or more.
+func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
+	if p.gpu != nil || !w.matrix() {
+		return nil, nil
+	}
+	switch p.as {
+	case tensor.Int8:
+		return nn.Int8(w.Shape[0], w.Shape[1], func(dst []float32, first, end int) error {
+			t, err := part(from, w, tensor.Float32, first, end-first)
+			if err == nil {
+				t, err = converted(t, tensor.Float32)
+			}
+			if err == nil {
+				copy(dst, t.Float32s())
+			}
+			return err
+		})
+	case tensor.Dtype{}:
+		if s, ok := from.(source); ok {
+			name, shape := w.tensor()
+			return s.blocks(name, shape, w.From.Row, w.From.Row+w.Shape[0])
+		}
+	}
+	return nil, nil
+}
+
+// matrix reports whether a weight is a matrix whose rows are those of a tensor.
+func (w *Weight) matrix() bool { return len(w.Shape) == 2 && w.up == nil }
+
 // load returns the process's part of a weight, in host memory.
 func (p *placement) load(from Weights, w *Weight) (*tensor.Dense, error) {
 	to := p.as
-	if len(w.Shape) == 1 {
+	switch {
+	case len(w.Shape) == 1:
 		to = tensor.Float32
+	case to == tensor.Int8: // not a matrix of the files: see small
+		to = tensor.Dtype{}
 	}
 	first, rows := 0, w.Shape[0]
 	begin, end := p.cut(w)

@@ -126,7 +126,7 @@ func Linear(x, w, b *G.Node, opts ...Option) (y *G.Node, err error) {
 // Linears is up to three [Linear] layers of one x, such as queries, keys and values, with a node for each output. x is normalised
 // once, and on a GPU the layers are one launch.
 //
-//   - ws are the weights, and bs as many biases, or none.
+//   - ws are the weights, and bs as many biases, or none. All ws have one type, unless one of them is of [Int8] or [Blocks].
 //   - Options: those of Linear but [WithResidual], which all layers have.
 //   - Errors: those of Linear; ErrUnsupported for more than three layers or a residual.
 //
@@ -183,6 +183,13 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		return op, nil, err
 	}
 	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0, gate: gate != 0, activation: gate.function()}
+	for i, w := range ws[1:] {
+		// Weights of GPUs have one format. An error of another is made with the node.
+		op.rest[i] = of
+		if other, err := weightFormat(name, x, w); err == nil && (other.Kernels() == "" || of.Kernels() == "") {
+			op.rest[i] = other
+		}
+	}
 	in := layerOperands[*G.Node]{x: x, w: ws, b: bs}
 	var norm *normOption
 	var activation Activation
@@ -256,8 +263,9 @@ func weightFormat(name string, x, w *G.Node) (weight.Format, error) {
 type linear struct {
 	x                 tensor.Dtype // of all inputs except weights
 	w                 weight.Format
-	parts             int  // weights: one for each layer, or one for both layers of a gate
-	joined            bool // the output is one vector, layer after layer
+	rest              [mostLayers - 1]weight.Format // of the weights behind the first
+	parts             int                           // weights: one for each layer, or one for both layers of a gate
+	joined            bool                          // the output is one vector, layer after layer
 	bias, residual    bool
 	activation        attn.Activation
 	gate              bool // y = f(first layer) * second layer; one weight has both layers as halves
@@ -337,7 +345,7 @@ func (op linear) arguments() []argument {
 	args := append(alike(2, op.x, names.list()...), argument{name: "y", rank: op.rank(), dtype: op.x})
 	in := named(op, args[:len(args)-1])
 	for i := range in.w {
-		in.w[i].dtype, in.w[i].weights = operand.WeightType(op.w), true
+		in.w[i].dtype, in.w[i].weights = operand.WeightType(op.formats()[i]), true
 	}
 	for i := range in.b {
 		in.b[i].rank = 1
@@ -348,6 +356,11 @@ func (op linear) arguments() []argument {
 		}
 	}
 	return args
+}
+
+// formats returns the formats of the weights.
+func (op linear) formats() []weight.Format {
+	return append([]weight.Format{op.w}, op.rest[:op.parts-1]...)
 }
 
 // rank returns the rank of the output.
@@ -403,6 +416,9 @@ func (op linear) shape(list []tensor.Shape) (tensor.Shape, error) {
 
 func (op linear) String() string {
 	s := fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, activation %v", op.x, op.w, op.bias, op.residual, op.activation)
+	if others := op.formats()[1:]; slices.ContainsFunc(others, func(f weight.Format) bool { return f != op.w }) {
+		s += fmt.Sprintf(", then w %v", others)
+	}
 	if op.joined || op.gate {
 		s += fmt.Sprintf(", layers %d, gate %v", op.parts, op.gate)
 	}

@@ -34,7 +34,7 @@ func (op linear) title() string {
 
 // inner returns the layers without norm, activation, gate and residual.
 func (op linear) inner() linear {
-	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias}
+	return linear{x: op.x, w: op.w, rest: op.rest, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias}
 }
 
 // normBefore applies the norm in front of the layers. in has x and the norm's weights.
@@ -69,9 +69,12 @@ func (op linear) layerNorm() layerNorm {
 // The gradients of f and the norm are those of their own ops.
 func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) {
 	args := op.arguments()
+	for _, f := range op.formats() {
+		if operand.WeightType(f) != op.x {
+			return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v, want one type for both, float32 or float64", f, op.x)
+		}
+	}
 	switch {
-	case operand.WeightType(op.w) != op.x:
-		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v, want one type for both, float32 or float64", op.w, op.x)
 	case len(list) != len(args)-1:
 		return nil, errorf(op.title(), errs.ErrGraph, "%d inputs, want %d", len(list), len(args)-1)
 	}

@@ -45,6 +45,10 @@ func quantised(t *testing.T, rng *rand.Rand, f weight.Format, rows, columns int)
 			}
 			wide[i] = got
 		}
+	} else if f.Block() == 1 {
+		for i := range wide {
+			wide[i] = float32(rng.NormFloat64())
+		}
 	} else {
 		data := make([]byte, f.Size(rows*columns))
 		for i := range data {
@@ -126,6 +130,58 @@ func TestQuantisedWeights(t *testing.T) {
 				t.Errorf("%v in mixed precision: output %d is off by %v of %v", f, i, off, size)
 			}
 		}
+	}
+}
+
+// TestWeightsOfSeveralFormats: layers of one x have weights of several formats if one of these is for CPUs alone. Each output is as with
+// one format.
+func TestWeightsOfSeveralFormats(t *testing.T) {
+	rng := seeded(t)
+	x := tensor.New(tensor.WithShape(3, 64), tensor.Of(tensor.Float32))
+	for i := range x.Data().([]float32) {
+		x.Data().([]float32)[i] = float32(rng.NormFloat64())
+	}
+	g := G.NewGraph()
+	nx := G.NodeFromAny(g, x, G.WithName("x"))
+	var ws []*G.Node
+	for i, f := range []weight.Format{weight.Q4_0, weight.Int8, weight.Float32} {
+		w, decoded := quantised(t, rng, f, 5, 64)
+		if f == weight.Float32 {
+			w = decoded
+		}
+		ws = append(ws, G.NewTensor(g, w.(interface{ Dtype() tensor.Dtype }).Dtype(), 2, G.WithShape(5, 64), G.WithName(fmt.Sprint("w", i)), G.WithValue(w)))
+	}
+	for _, opts := range [][]Option{nil, {WithMixedPrecision()}} {
+		ys, err := Linears(nx, ws, nil, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gate := G.Must(GatedLinear(nx, ws[1:], nil, SiLU, opts...))
+		var alone []*G.Node
+		for _, w := range ws {
+			alone = append(alone, G.Must(Linear(nx, w, nil, opts...)))
+		}
+		gated := G.Must(G.HadamardProd(G.Must(Activate(alone[1], SiLU)), alone[2]))
+		vm := G.NewTapeMachine(g)
+		if err := errors.Join(vm.RunAll(), vm.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for i, y := range append(ys, gate) {
+			want := append(alone, gated)[i].Value().(*tensor.Dense).Float32s()
+			for j, v := range y.Value().(*tensor.Dense).Float32s() {
+				if math.Abs(float64(v-want[j])) > 1e-6*(1+math.Abs(float64(want[j]))) {
+					t.Fatalf("element %d of output %d is %v, want %v", j, i, v, want[j])
+				}
+			}
+		}
+		later := linear{x: tensor.Float32, w: weight.Float32, rest: [mostLayers - 1]weight.Format{weight.Q4_0}, parts: 2, joined: true}
+		if _, err := opOf(later).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+			t.Errorf("a gradient: %v", err)
+		}
+	}
+	f16 := G.NewMatrix(g, la.Float16, G.WithShape(5, 64), G.WithName("f16"))
+	if _, err := Linears(nx, []*G.Node{ws[2], f16}, nil); !errors.Is(err, la.ErrDType) {
+		t.Errorf("float32 and float16: %v", err)
 	}
 }
 

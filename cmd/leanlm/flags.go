@@ -171,10 +171,12 @@ func (m *modelFlags) add(f *flags) {
 	f.integer(&m.options.Batch, "np,parallel,batch", 0, "most `texts` that are computed at a time; 0: 16")
 	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, or 64 a processor but at most 1024; 2048 on a GPU")
 	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")
-	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits in float32; otherwise activations are rounded to 16 bits, which is faster, as in most programs")
-	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given", types)
-	cached := maps.Clone(types)
-	cached["e4m3"], cached["int8"] = la.E4M3, tensor.Int8
+	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits and fewer in float32; otherwise activations are rounded to 16 bits, or to 8 for weights of 8 and 4 bits, which is faster, as in most programs")
+	matrices := maps.Clone(types)
+	matrices["int8"] = tensor.Int8
+	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8 on the CPU", matrices)
+	cached := maps.Clone(matrices)
+	cached["e4m3"] = la.E4M3
 	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given; e4m3 and int8 on the CPU", cached)
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")
 	choice(f, &m.options.Shard, "shard", "how several GPUs share the cache; auto if it is not given", map[string]la.Shard{"auto": la.ShardAuto, "heads": la.ShardHeads, "context": la.ShardContext})

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // same reports whether two numbers have the same bits, or are both NaN.
@@ -450,5 +453,72 @@ func TestBadRows(t *testing.T) {
 	}
 	if err := x.Float32(nil, 3, 3); err != nil {
 		t.Errorf("no rows: %v", err)
+	}
+}
+
+// TestTensorBlocks: rows in blocks mean what Float32 returns, are the file's own memory unless their order is another, and outlive
+// Close while they are held.
+func TestTensorBlocks(t *testing.T) {
+	f, err := Open("testdata/types.gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	formats := map[string]weight.Format{}
+	for of := range weight.Format(weight.Formats) {
+		formats[of.String()] = of
+	}
+	tried := 0
+	for _, x := range f.Tensors() {
+		of, ok := formats[x.Type().String()]
+		if !x.HasBlocks() || !ok || x.Rows() < 2 {
+			continue
+		}
+		tried++
+		size := x.RowBytes()
+		all, err := x.Blocks(0, x.Rows())
+		if err != nil || len(all) != x.Bytes() || unsafe.SliceData(all) != unsafe.SliceData(x.data) {
+			t.Errorf("%s: %d bytes, %v", x.Name(), len(all), err)
+		}
+		moved, last := *x, x.Rows()-1
+		moved.source = func(row int) int { return last - row }
+		for _, x := range []*Tensor{x, &moved} {
+			data, err := x.Blocks(1, x.Rows())
+			if err != nil || len(data) != (x.Rows()-1)*size {
+				t.Fatalf("%s: %d bytes, %v", x.Name(), len(data), err)
+			}
+			want, got := make([]float32, (x.Rows()-1)*x.Columns()), make([]float32, (x.Rows()-1)*x.Columns())
+			if err := x.Float32(want, 1, x.Rows()); err != nil {
+				t.Fatal(err)
+			}
+			weight.Decode(of, got, unsafe.Pointer(unsafe.SliceData(data)))
+			for i, v := range got {
+				if math.Float32bits(v) != math.Float32bits(want[i]) && (v == v || want[i] == want[i]) {
+					t.Fatalf("%s, %v: element %d is %v, want %v", x.Name(), of, i, v, want[i])
+				}
+			}
+		}
+		if _, err := x.Blocks(0, x.Rows()+1); !errors.Is(err, ErrShape) {
+			t.Errorf("%s: more rows than there are: %v", x.Name(), err)
+		}
+	}
+	if tried < 3 {
+		t.Errorf("%d tensors have blocks", tried)
+	}
+	release, err := f.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := f.Tensors()[0].data[0]
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f.Tensors()[0].data[0] != held {
+		t.Error("the bytes changed")
+	}
+	if _, err := f.Hold(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Hold after Close: %v", err)
+	}
+	if err := release(); err != nil || f.parts[0].file.Bytes() != nil {
+		t.Errorf("the file is mapped after its release: %v", err)
 	}
 }

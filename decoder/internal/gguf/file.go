@@ -267,7 +267,7 @@ func (c *cursor) place(p *part, alignment int) {
 		}
 		end = t.offset + t.size
 		t.data = data[t.offset:end:end]
-		t.rows = len(t.data) / t.rowBytes()
+		t.rows = len(t.data) / t.RowBytes()
 	}
 }
 
@@ -275,6 +275,7 @@ func (c *cursor) place(p *part, alignment int) {
 type use struct {
 	sync.RWMutex
 	closed bool
+	holds  int // calls of File.Hold that were not released
 }
 
 // do calls f, which reads the file's bytes, in the caller's goroutine.
@@ -318,6 +319,22 @@ func (f *File) Tensor(name string) (*Tensor, error) {
 	return t, nil
 }
 
+// Hold keeps the bytes that Tensor.Blocks returns valid until release is called, once, also after Close.
+func (f *File) Hold() (release func() error, err error) {
+	f.use.Lock()
+	defer f.use.Unlock()
+	if f.use.closed {
+		return nil, fail(ErrClosed, f.parts[0].path, "Hold")
+	}
+	f.use.holds++
+	return func() error {
+		f.use.Lock()
+		defer f.use.Unlock()
+		f.use.holds--
+		return f.closeParts()
+	}, nil
+}
+
 // Close releases the files. All other methods then return ErrClosed.
 func (f *File) Close() error {
 	f.use.Lock()
@@ -326,6 +343,14 @@ func (f *File) Close() error {
 		return fail(ErrClosed, f.parts[0].path, "Close")
 	}
 	f.use.closed = true
+	return f.closeParts()
+}
+
+// closeParts closes the files if File is closed and nothing holds the bytes. The caller has locked f.use.
+func (f *File) closeParts() error {
+	if !f.use.closed || f.use.holds > 0 {
+		return nil
+	}
 	var errs []error
 	for _, p := range f.parts {
 		if err := p.close(); err != nil {

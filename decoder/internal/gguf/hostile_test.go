@@ -41,7 +41,7 @@ func readAll(t testing.TB, f *File, size int) error {
 		for _, n := range x.Shape() {
 			product *= n
 		}
-		if product != x.Rows()*x.Columns() || product <= 0 || x.Rows()*x.rowBytes() != x.Bytes() || x.Bytes() != len(x.data) {
+		if product != x.Rows()*x.Columns() || product <= 0 || x.Rows()*x.RowBytes() != x.Bytes() || x.Bytes() != len(x.data) {
 			t.Fatalf("%q: shape %v, %d rows of %d, %d bytes", x.Name(), x.Shape(), x.Rows(), x.Columns(), x.Bytes())
 		}
 		bytes += x.Bytes()

@@ -48,7 +48,8 @@ func (t *Tensor) Columns() int { return t.columns }
 // Bytes returns the tensor's size in the file.
 func (t *Tensor) Bytes() int { return len(t.data) }
 
-func (t *Tensor) rowBytes() int { return t.columns / t.layout.elements * t.layout.bytes }
+// RowBytes returns the size of a row in the file.
+func (t *Tensor) RowBytes() int { return t.columns / t.layout.elements * t.layout.bytes }
 
 // Float32 decodes rows [from, to) into dst. For F16 and BF16 tensors, the conversion is exact. For all other types, the
 // result has ggml's bits. Several goroutines decode in parallel.
@@ -71,6 +72,35 @@ func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
 		return copy16(t, dst, from, to)
 	}
 	return widen(t, dst, from, to, bfloat16)
+}
+
+// HasBlocks reports whether the rows of a matrix are stored in blocks that have the values of the tensor.
+func (t *Tensor) HasBlocks() bool { return t.layout.elements > 1 && t.add == 0 && len(t.shape) == 2 }
+
+// Blocks returns rows [from, to) as they are stored. HasBlocks must be true. If the file has the rows one after the other, the result
+// is the file's own memory: it must not be written, and is valid until Close, or longer with File.Hold. Otherwise the result is a copy.
+//
+// If another program cuts a mapped file, reading the lost bytes ends the process.
+func (t *Tensor) Blocks(from, to int) (data []byte, err error) {
+	if err := t.check(from, to, (to-from)*t.columns); err != nil {
+		return nil, err
+	}
+	size := t.RowBytes()
+	err = t.use.do(t.file, func() error {
+		if t.source == nil {
+			data = t.data[from*size : to*size : to*size]
+			return nil
+		}
+		data = make([]byte, 0, (to-from)*size)
+		for row := from; row < to; row++ {
+			data = append(data, t.data[t.source(row)*size:][:size]...)
+		}
+		return nil
+	})
+	if t.source != nil && t.mapping != nil {
+		t.drop()
+	}
+	return data, err
 }
 
 const (
@@ -218,7 +248,7 @@ func (t *Tensor) drop() {
 
 // runs calls f for each run of rows that are adjacent in the file.
 func (t *Tensor) runs(from, to, at int, f func(src []byte, row, at, n int) error) error {
-	size := t.rowBytes()
+	size := t.RowBytes()
 	if t.source == nil {
 		return f(t.data[from*size:to*size], from, at, (to-from)*t.columns)
 	}
