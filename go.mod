@@ -5,11 +5,9 @@ go 1.26.0
 require (
 	github.com/ardanlabs/jinja v1.8.0
 	github.com/chewxy/hm v1.0.0
-	github.com/creack/pty v1.1.24
 	github.com/ebitengine/purego v0.10.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/sys v0.49.0
-	golang.org/x/term v0.47.0
 	golang.org/x/text v0.44.0
 	gonum.org/v1/gonum v0.17.0
 	gorgonia.org/cu v0.9.6
