@@ -306,7 +306,11 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 			t.Fatalf("a prompt of %d tokens, %+v: continued with %v, want %v", len(x.r.Prompt), x.r, got, want)
 		}
 	}
-	for range texts {
+	missing := func() bool {
+		st := e.Stats()
+		return faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0
+	}
+	for range reftest.AtLeast(texts, func() bool { return !missing() }) {
 		r := Request{Prompt: append(slices.Clone(beginnings[rng.IntN(5)]), random(1+rng.IntN(20))...), Tokens: rng.IntN(60), Draft: rng.IntN(7), Ends: []int{}}
 		if rng.IntN(20) > 0 {
 			r.Tokens++ // not 0: the whole context
@@ -350,7 +354,7 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 		t.Error(err)
 	}
 	t.Logf("%d texts failed, %d were cancelled, %d were compared; %+v", faults, cancelled, compared, e.Stats())
-	if st := e.Stats(); faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0 {
+	if missing() {
 		t.Error("a kind is missing")
 	}
 }
