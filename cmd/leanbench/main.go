@@ -15,10 +15,11 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/figure"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
+	"gorgonia.org/leanattention/cmd/leanbench/load"
 	"gorgonia.org/leanattention/cmd/leanbench/paper"
 	"gorgonia.org/leanattention/cmd/leanbench/report"
 )
 
-var commands = slices.Concat(cpu.Commands, gpu.Commands, e2e.Commands, figure.Commands, paper.Commands, report.Commands)
+var commands = slices.Concat(cpu.Commands, gpu.Commands, e2e.Commands, load.Commands, figure.Commands, paper.Commands, report.Commands)
 
 func main() { os.Exit(command.Run(commands, os.Args[1:], os.Stdout, os.Stderr)) }
