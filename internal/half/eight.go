@@ -51,7 +51,18 @@ func (x E4M3) Float32() float32 { return e4m3s[x] }
 func (x E4M3) IsNaN() bool { return x&0x7f == e4m3NaN }
 
 // Int8FromFloat32 returns the integer nearest to f, ties to even. Numbers beyond ±127, and infinities, become ±127. NaN stays NaN.
-func Int8FromFloat32(f float32) Int8 { return Int8FromFloat64(float64(f)) }
+func Int8FromFloat32(f float32) Int8 {
+	switch {
+	case f >= MaxInt8:
+		return MaxInt8
+	case f <= -MaxInt8:
+		return -MaxInt8
+	case f != f:
+		return int8NaN
+	}
+	const magic = 0x1.8p23 // its unit in the last place is 1
+	return Int8(math.Float32bits(f + magic))
+}
 
 // Int8FromFloat64 is Int8FromFloat32 of a float64.
 func Int8FromFloat64(f float64) Int8 {

@@ -61,6 +61,9 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to 
 	return r.run(e, parts)
 }
 
+// scaledNanos is the time of one thread for an element that is scaled and rounded to 8 bits.
+const scaledNanos = 4
+
 // appendRun is one call: all new tokens, in the order of the sequences, divided evenly among the workers.
 type appendRun[F lean.Float] struct {
 	pages         *attn.Problem
@@ -107,6 +110,9 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 	nanos := vector.RoundNanos()
 	if unsafe.Sizeof(F(0)) == 8 {
 		nanos = cpu.ElementNanos
+	}
+	if parts[0].planes[0].Scales != attn.NoScales {
+		nanos = scaledNanos
 	}
 	heads := r.pages.KVHeads
 	work := float64(r.rows) * float64(heads) * (float64(width)*nanos + float64(turned)*cpu.ElementNanos)

@@ -196,11 +196,30 @@ func scaleOf[F lean.Float](row []F, most float64) float32 {
 	if most == 0 {
 		return 1
 	}
+	if row, ok := any(row).([]float32); ok {
+		return scaleTo(magnitude(row), most)
+	}
 	largest := F(0)
 	for _, x := range row {
 		largest = max(largest, x, -x) // NaN if one is NaN
 	}
 	return scaleTo(largest, most)
+}
+
+// magnitude returns the largest magnitude of a row, or NaN if an element is. Bits of magnitudes have the order of the
+// numbers, and those of NaN are the largest.
+func magnitude(row []float32) float32 {
+	var most [4]uint32
+	at := 0
+	for ; at+4 <= len(row); at += 4 {
+		for i, x := range (*[4]float32)(row[at:]) {
+			most[i] = max(most[i], math.Float32bits(x)&^(1<<31))
+		}
+	}
+	for _, x := range row[at:] {
+		most[0] = max(most[0], math.Float32bits(x)&^(1<<31))
+	}
+	return math.Float32frombits(max(most[0], most[1], most[2], most[3]))
 }
 
 // pageScaleOf returns the scale of a page whose first token has a row. It is scaleOf with room, of the elements that are
@@ -230,8 +249,12 @@ func divideInto[F lean.Float](dst *cpu.Buffer, at int, row []F, scale float32) {
 	var some [64]F
 	for len(row) > 0 {
 		part := some[:min(len(row), len(some))]
-		for i := range part {
-			part[i] = row[i] / F(scale)
+		if to, ok := any(part).([]float32); ok {
+			vector.Divide(to, any(row).([]float32)[:len(to)], scale)
+		} else {
+			for i := range part {
+				part[i] = row[i] / F(scale)
+			}
 		}
 		vector.Store(dst, at, part)
 		at, row = at+len(part), row[len(part):]

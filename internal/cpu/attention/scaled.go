@@ -67,18 +67,35 @@ func (s *rowScales) apply(t *tile, x []float32, stride int, streams []Streams, s
 		for c := first; c < first+n; {
 			run, at := &streams[c/t.Run], c%t.Run
 			end := min(first+n, c+t.Run-at) // of the run, or of by
+			var rows [4]int
 			for i := range min(4, end-c) {
-				row := int(uintptr(run[i])-uintptr(s.rows))/s.row + at/4*step
-				for k := c + i; k < end; k += 4 {
-					by[k-first] = *at32(s.scales, row) * factor
-					row += step
-				}
+				rows[i] = int(uintptr(run[i])-uintptr(s.rows))/s.row + at/4*step
 			}
+			s.gather(by[c-first:end-first], rows, step, factor)
 			c = end
 		}
 		for r := range t.Rows {
 			vector.Times(x[r*stride+first:][:n], by[:n])
 		}
+	}
+}
+
+// gather writes the scales of rows, times a factor, to by: those of rows[c%4] + c/4*step.
+func (s *rowScales) gather(by []float32, rows [4]int, step int, factor float32) {
+	quads := len(by) / 4
+	if step == 1 && quads > 0 { // four streams of neighbours: most keys
+		stream := func(i int) []float32 { return unsafe.Slice(at32(s.scales, rows[i]), quads) }
+		x, y, z, w := stream(0), stream(1), stream(2), stream(3)
+		y, z, w = y[:len(x)], z[:len(x)], w[:len(x)]
+		for j, a := range x {
+			four := (*[4]float32)(by[4*j:])
+			four[0], four[1], four[2], four[3] = a*factor, y[j]*factor, z[j]*factor, w[j]*factor
+		}
+	} else {
+		quads = 0
+	}
+	for c := 4 * quads; c < len(by); c++ {
+		by[c] = *at32(s.scales, rows[c%4]+c/4*step) * factor
 	}
 }
 

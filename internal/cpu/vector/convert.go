@@ -73,6 +73,18 @@ func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 		case attn.BFloat16:
 			tiers[cpu.InUse()].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
 			return
+		case attn.E4M3:
+			d := unsafe.Slice((*half.E4M3)(p), len(s))
+			for i, x := range s {
+				d[i] = half.E4M3FromFloat32(x)
+			}
+			return
+		case attn.Int8:
+			d := unsafe.Slice((*half.Int8)(p), len(s))
+			for i, x := range s {
+				d[i] = half.Int8FromFloat32(x)
+			}
+			return
 		}
 	}
 	switch dst.DType {
