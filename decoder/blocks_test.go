@@ -60,6 +60,8 @@ var blockSizes = map[gguf.Type]struct {
 	factors         []int
 }{
 	gguf.Q8_0: {32, 34, []int{0}}, gguf.Q4_0: {32, 18, []int{0}}, gguf.Q4_1: {32, 20, []int{0, 2}},
+	gguf.Q5_0: {32, 22, []int{0}}, gguf.Q5_1: {32, 24, []int{0, 2}},
+	gguf.Q4_K: {256, 144, []int{0, 2}}, gguf.Q5_K: {256, 176, []int{0, 2}}, gguf.Q6_K: {256, 210, []int{208}},
 }
 
 // writeBlocks writes a Llama model with matrices of random blocks, of one type after the other.
@@ -81,7 +83,10 @@ func writeBlocks(t testing.TB, rng *rand.Rand, tied bool) string {
 		for at := 0; at < len(data); at += size.bytes {
 			for i, k := range size.factors {
 				x := la.F16(0x1400 + rng.IntN(0x400)) // 2^-10 to 2^-9
-				if i == 1 {
+				switch {
+				case size.elements == 256: // about 2^-15, and minima are subtracted
+					x = 0x100 + la.F16(rng.IntN(0x100))
+				case i == 1:
 					x = 0x9c00 + la.F16(rng.IntN(0x400)) // a minimum of about -2^-8
 				}
 				binary.LittleEndian.PutUint16(data[at+k:], uint16(x))

@@ -48,10 +48,9 @@ type Options struct {
 	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8
 	// (see nn.Int8). The zero value is the type of the files:
 	//
-	//   - On the CPU, matrices of a GGUF file in Q8_0, Q4_0 and Q4_1 stay as they are, in the mapped file (see nn.Blocks). The file
-	//     must not be cut while an engine is open.
-	//   - Other matrices of a GGUF file in fewer than 16 bits become float16. So do matrices with an adapter, those that latent
-	//     attention splits, and on GPUs all.
+	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Blocks). The file must
+	//     not be cut while an engine is open.
+	//   - Matrices with an adapter, those that latent attention splits, and on GPUs all of these become float16.
 	//
 	// Matrices that latent attention splits are never int8: with tensor.Int8 they have the type of the files.
 	Weights tensor.Dtype

@@ -135,7 +135,7 @@ func (f *ggufFile) blockRow(name string) int {
 }
 
 // inBlocks are the types that nn.Blocks takes.
-var inBlocks = []gguf.Type{gguf.Q8_0, gguf.Q4_0, gguf.Q4_1}
+var inBlocks = []gguf.Type{gguf.Q8_0, gguf.Q4_0, gguf.Q4_1, gguf.Q5_0, gguf.Q5_1, gguf.Q4_K, gguf.Q5_K, gguf.Q6_K}
 
 func (f *ggufFile) hold() (func() error, error) { return f.file.Hold() }
 

@@ -15,7 +15,7 @@ import (
 // Blocks returns a matrix of weights in the blocks of a GGUF file, as the value of a node: the w of a [Linear], [Linears],
 // [GatedLinear] or [HeadLinear], or the table of an [Embedding].
 //
-//   - format is ggml's name: Q8_0, Q4_0 or Q4_1.
+//   - format is ggml's name: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K.
 //   - data has the rows, one after the other, each of whole blocks. data is not copied and must not change. data may be of a mapped
 //     file.
 //   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the blocks mean, in

@@ -23,6 +23,11 @@ var weightTypes = [weight.Formats]tensor.Dtype{
 	weight.Q8_0:     {Type: reflect.TypeFor[Q8_0]()},
 	weight.Q4_0:     {Type: reflect.TypeFor[Q4_0]()},
 	weight.Q4_1:     {Type: reflect.TypeFor[Q4_1]()},
+	weight.Q5_0:     {Type: reflect.TypeFor[Q5_0]()},
+	weight.Q5_1:     {Type: reflect.TypeFor[Q5_1]()},
+	weight.Q4_K:     {Type: reflect.TypeFor[Q4_K]()},
+	weight.Q5_K:     {Type: reflect.TypeFor[Q5_K]()},
+	weight.Q6_K:     {Type: reflect.TypeFor[Q6_K]()},
 }
 
 // The types that stand for formats in blocks. Gorgonia never has a tensor of them.
@@ -30,6 +35,11 @@ type (
 	Q8_0 struct{}
 	Q4_0 struct{}
 	Q4_1 struct{}
+	Q5_0 struct{}
+	Q5_1 struct{}
+	Q4_K struct{}
+	Q5_K struct{}
+	Q6_K struct{}
 )
 
 // WeightType returns the element type of a node whose value has a format.

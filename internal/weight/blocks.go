@@ -40,6 +40,16 @@ func Unpack(f Format, q []int8, scales, minima []float32, src []byte) {
 		unpackQ4_0(q, scales, src)
 	case Q4_1:
 		unpackQ4_1(q, scales, minima, src)
+	case Q5_0:
+		unpackQ5_0(q, scales, src)
+	case Q5_1:
+		unpackQ5_1(q, scales, minima, src)
+	case Q4_K:
+		unpackQ4_K(q, scales, minima, src)
+	case Q5_K:
+		unpackQ5_K(q, scales, minima, src)
+	case Q6_K:
+		unpackQ6_K(q, scales, src)
 	default:
 		panic(fmt.Sprintf("blocks of %v", f))
 	}
@@ -97,6 +107,97 @@ func unpackQ4_1(q []int8, scales, minima []float32, src []byte) {
 		b := (*[20]byte)(src[20*i:])
 		scales[i], minima[i] = float16(b[:]), float16(b[2:])
 		nibbles((*[32]int8)(q[32*i:]), (*[16]byte)(b[4:]), 0)
+	}
+}
+
+// fifths adds the fifth bits of 32 integers: bit i is that of integer i.
+func fifths(q *[32]int8, b []byte) {
+	bits := binary.LittleEndian.Uint32(b)
+	for i := range q {
+		q[i] += int8(bits>>i&1) << 4
+	}
+}
+
+// Q5_0: a scale, the fifth bits of 32 integers, and their lower bits as in Q4_0. 16 is subtracted from each integer.
+func unpackQ5_0(q []int8, scales []float32, src []byte) {
+	for i := range len(q) / 32 {
+		b, to := (*[22]byte)(src[22*i:]), (*[32]int8)(q[32*i:])
+		scales[i] = float16(b[:])
+		nibbles(to, (*[16]byte)(b[6:]), 16)
+		fifths(to, b[2:])
+	}
+}
+
+// Q5_1: a scale, a minimum, and integers as in Q5_0, from which nothing is subtracted.
+func unpackQ5_1(q []int8, scales, minima []float32, src []byte) {
+	for i := range len(q) / 32 {
+		b, to := (*[24]byte)(src[24*i:]), (*[32]int8)(q[32*i:])
+		scales[i], minima[i] = float16(b[:]), float16(b[2:])
+		nibbles(to, (*[16]byte)(b[8:]), 0)
+		fifths(to, b[4:])
+	}
+}
+
+// sixBits unpacks the factors of 8 runs: a scale and a minimum of 6 bits each, which a block's scale and the scale of its minima
+// multiply. The lower 6 bits of bytes 0 to 3 are scales 0 to 3, and those of bytes 4 to 7 minima 0 to 3. Byte 8+i has the lower 4 bits
+// of scale 4+i and, above, of minimum 4+i. The upper 2 bits of byte i are those of scale 4+i, and of byte 4+i those of minimum 4+i.
+func sixBits(scales, minima *[8]float32, b *[16]byte) {
+	d, m := float16(b[:]), float16(b[2:])
+	x := (*[12]byte)(b[4:])
+	for i := range 4 {
+		scales[i], minima[i] = d*float32(x[i]&63), -(m * float32(x[4+i]&63))
+		scales[4+i], minima[4+i] = d*float32(x[8+i]&15|x[i]>>6<<4), -(m * float32(x[8+i]>>4|x[4+i]>>6<<4))
+	}
+}
+
+// Q4_K: 256 integers of 4 bits in 8 runs: a scale, the scale of the minima, and 12 bytes (sixBits); the lower halves of 32 bytes are a
+// run, and the upper halves the next run.
+func unpackQ4_K(q []int8, scales, minima []float32, src []byte) {
+	for i := range len(q) / 256 {
+		b := (*[144]byte)(src[144*i:])
+		sixBits((*[8]float32)(scales[8*i:]), (*[8]float32)(minima[8*i:]), (*[16]byte)(b[:]))
+		for j := range 4 {
+			to := (*[64]int8)(q[256*i+64*j:])
+			for k, v := range (*[32]byte)(b[16+32*j:]) {
+				to[k], to[32+k] = int8(v&15), int8(v>>4)
+			}
+		}
+	}
+}
+
+// Q5_K: as Q4_K, with 32 bytes before the integers: bit r of byte k is the fifth bit of integer k of run r.
+func unpackQ5_K(q []int8, scales, minima []float32, src []byte) {
+	for i := range len(q) / 256 {
+		b := (*[176]byte)(src[176*i:])
+		sixBits((*[8]float32)(scales[8*i:]), (*[8]float32)(minima[8*i:]), (*[16]byte)(b[:]))
+		high := (*[32]byte)(b[16:])
+		for j := range 4 {
+			to := (*[64]int8)(q[256*i+64*j:])
+			for k, v := range (*[32]byte)(b[48+32*j:]) {
+				h := high[k] >> (2 * j)
+				to[k], to[32+k] = int8(v&15|h&1<<4), int8(v>>4|h>>1&1<<4)
+			}
+		}
+	}
+}
+
+// Q6_K: 256 integers of 6 bits in two halves of four times 32, from which 32 is subtracted: 128 bytes of lower bits, 64 of upper bits,
+// the signed scales of 16 runs, and a scale. In a half, 64 bytes have the lower bits of the first 64 integers in their lower halves, and
+// those of the others above. 32 bytes have the upper bits of integer k of each 32, two bits each.
+func unpackQ6_K(q []int8, scales []float32, src []byte) {
+	for i := range len(q) / 256 {
+		b := (*[210]byte)(src[210*i:])
+		d := float16(b[208:])
+		for r, v := range b[192:208] {
+			scales[16*i+r] = d * float32(int8(v))
+		}
+		for half := range 2 {
+			to, low, high := (*[128]int8)(q[256*i+128*half:]), (*[64]byte)(b[64*half:]), (*[32]byte)(b[128+32*half:])
+			for k, h := range high {
+				to[k], to[32+k] = int8(low[k]&15|h&3<<4)-32, int8(low[32+k]&15|h>>2&3<<4)-32
+				to[64+k], to[96+k] = int8(low[k]>>4|h>>4&3<<4)-32, int8(low[32+k]>>4|h>>6<<4)-32
+			}
+		}
 	}
 }
 

@@ -26,6 +26,26 @@ func element(f Format, b []byte, i int) float64 {
 		return number(0) * (nibble(2) - 8)
 	case Q4_1:
 		return number(0)*nibble(4) + number(2)
+	case Q5_0:
+		return number(0) * (nibble(6) + 16*float64(b[2+i/8]>>(i%8)&1) - 16)
+	case Q5_1:
+		return number(0)*(nibble(8)+16*float64(b[4+i/8]>>(i%8)&1)) + number(2)
+	case Q4_K, Q5_K:
+		run, x := i/32, b[4:]
+		scale, minimum := float64(x[run%4]&63), float64(x[4+run%4]&63)
+		if run >= 4 {
+			scale, minimum = float64(x[4+run]&15)+16*float64(x[run-4]>>6), float64(x[4+run]>>4)+16*float64(x[run]>>6)
+		}
+		at, high := 16, 0.0
+		if f == Q5_K {
+			at, high = 48, 16*float64(b[16+i%32]>>run&1)
+		}
+		return number(0)*scale*(float64(b[at+run/2*32+i%32]>>(run%2*4)&15)+high) - number(2)*minimum
+	case Q6_K:
+		half, of := i/128, i%128/32
+		low := b[64*half+of%2*32+i%32] >> (of / 2 * 4) & 15
+		high := b[128+32*half+i%32] >> (2 * of) & 3
+		return number(208) * float64(int8(b[192+i/16])) * (float64(low) + 16*float64(high) - 32)
 	}
 	panic(f.String())
 }
@@ -34,7 +54,7 @@ func element(f Format, b []byte, i int) float64 {
 var oddScales = []uint16{0, 1 << 15, 1, 0x83ff, 0x400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01}
 
 // factors are the offsets of the 16-bit numbers in a block.
-var factors = map[Format][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}}
+var factors = map[Format][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}, Q4_K: {0, 2}, Q5_K: {0, 2}, Q6_K: {208}}
 
 func formatsInBlocks() (all []Format) {
 	for f := range Format(Formats) {

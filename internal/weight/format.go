@@ -25,6 +25,11 @@ const (
 	Q8_0
 	Q4_0
 	Q4_1
+	Q5_0
+	Q5_1
+	Q4_K
+	Q5_K
+	Q6_K
 
 	Formats = iota // how many there are
 )
@@ -48,6 +53,11 @@ var formats = [Formats]struct {
 	Q8_0:     {name: "Q8_0", bytes: 2 + 32, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
 	Q4_0:     {name: "Q4_0", bytes: 2 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
 	Q4_1:     {name: "Q4_1", bytes: 2 + 2 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32, minima: true}},
+	Q5_0:     {name: "Q5_0", bytes: 2 + 4 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
+	Q5_1:     {name: "Q5_1", bytes: 2 + 2 + 4 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32, minima: true}},
+	Q4_K:     {name: "Q4_K", bytes: 2 + 2 + 12 + 128, sums: attn.Float32, blocks: layout{elements: 256, run: 32, minima: true}},
+	Q5_K:     {name: "Q5_K", bytes: 2 + 2 + 12 + 32 + 128, sums: attn.Float32, blocks: layout{elements: 256, run: 32, minima: true}},
+	Q6_K:     {name: "Q6_K", bytes: 128 + 64 + 16 + 2, sums: attn.Float32, blocks: layout{elements: 256, run: 16}},
 }
 
 // Decode converts elements at src to float32, without the scales of rows. Decode is for formats whose sums are float32. Of a format in

@@ -48,6 +48,21 @@ func oneMinimaAVX2(a *groupArgs)
 //go:noescape
 func manyMinimaAVX2(a *groupArgs)
 
+// expandHalvesAVX2 is expandGo for groups with a scale for each half of a block.
+//
+//go:noescape
+func expandHalvesAVX2(a *expandArgs)
+
+// oneHalvesAVX2 is oneGo for blocks whose halves have scales of their own.
+//
+//go:noescape
+func oneHalvesAVX2(a *groupArgs)
+
+// manyHalvesAVX2 is manyGo for the blocks of oneHalvesGo.
+//
+//go:noescape
+func manyHalvesAVX2(a *groupArgs)
+
 // roundAVX512 rounds a row of x to 8 bits. Each block of 32 elements has the scale max |x| / 127, and the integers nearest to x / scale,
 // ties to even. A block that is not finite has the scale NaN, and one whose elements are less than 2^-120 the scale 0; the integers
 // of both are 0. Behind the row all is 0, to the end of its last group.
@@ -91,6 +106,21 @@ func oneMinimaAVX512(a *groupArgs)
 //
 //go:noescape
 func manyMinimaAVX512(a *groupArgs)
+
+// expandHalvesAVX512 is expandGo for groups with a scale for each half of a block.
+//
+//go:noescape
+func expandHalvesAVX512(a *expandArgs)
+
+// oneHalvesAVX512 is oneGo for blocks whose halves have scales of their own.
+//
+//go:noescape
+func oneHalvesAVX512(a *groupArgs)
+
+// manyHalvesAVX512 is manyGo for the blocks of oneHalvesGo.
+//
+//go:noescape
+func manyHalvesAVX512(a *groupArgs)
 
 // unpackI8AVX2 makes groups of rows of signed bytes, with scales of 1. Scales are 0 in blocks behind the end of a row.
 //
@@ -136,6 +166,56 @@ func unpackQ40AVX512(a *unpackArgs)
 //
 //go:noescape
 func rowQ40AVX512(a *blockRowArgs)
+
+// unpackQ50AVX2 makes groups of rows of Q5_0. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackQ50AVX2(a *unpackArgs)
+
+// unpackQ50AVX512 makes groups of rows of Q5_0. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackQ50AVX512(a *unpackArgs)
+
+// unpackQ51AVX2 makes groups of rows of Q5_1. Scales and minima are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackQ51AVX2(a *unpackArgs)
+
+// unpackQ51AVX512 makes groups of rows of Q5_1. Scales and minima are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackQ51AVX512(a *unpackArgs)
+
+// unpackQ4KAVX2 makes groups of rows of Q4_K.
+//
+//go:noescape
+func unpackQ4KAVX2(a *unpackArgs)
+
+// unpackQ4KAVX512 makes groups of rows of Q4_K.
+//
+//go:noescape
+func unpackQ4KAVX512(a *unpackArgs)
+
+// unpackQ5KAVX2 makes groups of rows of Q5_K.
+//
+//go:noescape
+func unpackQ5KAVX2(a *unpackArgs)
+
+// unpackQ5KAVX512 makes groups of rows of Q5_K.
+//
+//go:noescape
+func unpackQ5KAVX512(a *unpackArgs)
+
+// unpackQ6KAVX2 makes groups of rows of Q6_K.
+//
+//go:noescape
+func unpackQ6KAVX2(a *unpackArgs)
+
+// unpackQ6KAVX512 makes groups of rows of Q6_K.
+//
+//go:noescape
+func unpackQ6KAVX512(a *unpackArgs)
 
 // unpackQ41AVX2 makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
 //

@@ -46,6 +46,7 @@ type blockKernels struct {
 var blocksGo = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8Go, weight.Q8_0: unpackQ80Go, weight.Q4_0: unpackQ40Go, weight.Q4_1: unpackQ41Go,
+		weight.Q5_0: unpackQ50Go, weight.Q5_1: unpackQ51Go, weight.Q4_K: unpackQ4KGo, weight.Q5_K: unpackQ5KGo, weight.Q6_K: unpackQ6KGo,
 	},
 	round:  roundGo,
 	expand: [blockKinds]func(*expandArgs){expandGo, expandMinimaGo, expandHalvesGo},
@@ -98,6 +99,21 @@ func unpackQ40Go(a *unpackArgs) { unpack(a, weight.Q4_0) }
 
 // unpackQ41Go makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
 func unpackQ41Go(a *unpackArgs) { unpack(a, weight.Q4_1) }
+
+// unpackQ50Go makes groups of rows of Q5_0. Scales are 0 in blocks behind the end of a row.
+func unpackQ50Go(a *unpackArgs) { unpack(a, weight.Q5_0) }
+
+// unpackQ51Go makes groups of rows of Q5_1. Scales and minima are 0 in blocks behind the end of a row.
+func unpackQ51Go(a *unpackArgs) { unpack(a, weight.Q5_1) }
+
+// unpackQ4KGo makes groups of rows of Q4_K.
+func unpackQ4KGo(a *unpackArgs) { unpack(a, weight.Q4_K) }
+
+// unpackQ5KGo makes groups of rows of Q5_K.
+func unpackQ5KGo(a *unpackArgs) { unpack(a, weight.Q5_K) }
+
+// unpackQ6KGo makes groups of rows of Q6_K.
+func unpackQ6KGo(a *unpackArgs) { unpack(a, weight.Q6_K) }
 
 func unpack(a *unpackArgs, f weight.Format) {
 	var scales [8 * groupBlocks]float32

@@ -68,7 +68,8 @@ func newBlockCase(t testing.TB, rng *rand.Rand, f weight.Format, rows, in, out i
 }
 
 // factorsOf are the offsets of the 16-bit numbers in a block.
-var factorsOf = map[weight.Format][]int{weight.Q8_0: {0}, weight.Q4_0: {0}, weight.Q4_1: {0, 2}}
+var factorsOf = map[weight.Format][]int{weight.Q8_0: {0}, weight.Q4_0: {0}, weight.Q4_1: {0, 2},
+	weight.Q5_0: {0}, weight.Q5_1: {0, 2}, weight.Q4_K: {0, 2}, weight.Q5_K: {0, 2}, weight.Q6_K: {208}}
 
 // blockWidths returns numbers of elements of a row.
 func blockWidths(f weight.Format) []int {

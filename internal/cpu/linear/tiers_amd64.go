@@ -31,11 +31,12 @@ var linearAVX2 = linearKernels{
 var blocksAVX2 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX2, weight.Q8_0: unpackQ80AVX2, weight.Q4_0: unpackQ40AVX2, weight.Q4_1: unpackQ41AVX2,
+		weight.Q5_0: unpackQ50AVX2, weight.Q5_1: unpackQ51AVX2, weight.Q4_K: unpackQ4KAVX2, weight.Q5_K: unpackQ5KAVX2, weight.Q6_K: unpackQ6KAVX2,
 	},
 	round:  roundAVX2,
-	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2},
-	one:    [blockKinds]func(*groupArgs){oneAVX2, oneMinimaAVX2},
-	many:   [blockKinds]func(*groupArgs){manyAVX2, manyMinimaAVX2},
+	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2, expandHalvesAVX2},
+	one:    [blockKinds]func(*groupArgs){oneAVX2, oneMinimaAVX2, oneHalvesAVX2},
+	many:   [blockKinds]func(*groupArgs){manyAVX2, manyMinimaAVX2, manyHalvesAVX2},
 	rows:   4, outs: 1,
 }
 
@@ -43,14 +44,15 @@ var blocksAVX2 = blockKernels{
 var blocksAVX512 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX512, weight.Q8_0: unpackQ80AVX512, weight.Q4_0: unpackQ40AVX512, weight.Q4_1: unpackQ41AVX512,
+		weight.Q5_0: unpackQ50AVX512, weight.Q5_1: unpackQ51AVX512, weight.Q4_K: unpackQ4KAVX512, weight.Q5_K: unpackQ5KAVX512, weight.Q6_K: unpackQ6KAVX512,
 	},
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8AVX512, weight.Q8_0: rowQ80AVX512, weight.Q4_0: rowQ40AVX512, weight.Q4_1: rowQ41AVX512,
 	},
 	round:  roundAVX512,
-	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512},
-	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512},
-	many:   [blockKinds]func(*groupArgs){manyAVX512, manyMinimaAVX512},
+	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512, expandHalvesAVX512},
+	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512, oneHalvesAVX512},
+	many:   [blockKinds]func(*groupArgs){manyAVX512, manyMinimaAVX512, manyHalvesAVX512},
 	rows:   4, outs: 2,
 }
 

@@ -23,7 +23,7 @@ type kind struct {
 	minima, halves bool
 }
 
-var kinds = []kind{{name: ""}, {name: "Minima", minima: true}}
+var kinds = []kind{{name: ""}, {name: "Minima", minima: true}, {name: "Halves", halves: true}}
 
 // linearBlocks makes the kernels for weights of 8 and fewer bits.
 //
@@ -42,7 +42,9 @@ func linearBlocks(g *gen) {
 	for _, f := range blockFormats {
 		f.unpackAVX2(g)
 		f.unpackAVX512(g)
-		f.rowAVX512(g)
+		if f.group != nil {
+			f.rowAVX512(g)
+		}
 	}
 }
 
@@ -227,6 +229,7 @@ type groupTile struct {
 	atX  reg.GPVirtual
 
 	lanes, ones reg.VecVirtual
+	plain       reg.VecVirtual    // 128 in each byte
 	four        reg.OpmaskVirtual // the first four lanes
 }
 
@@ -278,6 +281,10 @@ func (g *gen) products(k kind, nx, nw int) {
 	} else {
 		t.lanes = g.ZMM()
 		g.VMOVDQU32(g.words("lanes", 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), t.lanes)
+		if k.halves {
+			t.plain = g.ZMM()
+			g.VPBROADCASTD(g.words("plain", 0x80808080), t.plain)
+		}
 		bits := g.GP32()
 		t.four = g.K()
 		g.MOVL(U32(15), bits)
@@ -370,16 +377,38 @@ func (t *groupTile) addMinima() {
 
 // groupAVX512 adds the products of a group. Operands of the fewer rows stay in registers.
 func (t *groupTile) groupAVX512() {
-	type operand struct{ low, high, scales reg.VecVirtual }
+	type operand struct{ low, high, scales, highScales reg.VecVirtual }
 	load := func(at func(int, int) Mem, i, scales int) (o operand) {
-		o = operand{t.ZMM(), t.ZMM(), t.ZMM()}
+		o = operand{low: t.ZMM(), high: t.ZMM(), scales: t.ZMM()}
+		if t.halves && scales == wScales {
+			o.highScales = t.ZMM()
+			t.VBROADCASTF32X4(at(i, wHigh), o.highScales)
+		}
 		t.VMOVDQU32(at(i, 0), o.low)
 		t.VMOVDQU32(at(i, 64), o.high)
 		t.VBROADCASTF32X4(at(i, scales), o.scales)
 		return o
 	}
-	product := func(r, s int, x, w operand, offset reg.VecVirtual) {
-		v, scale := t.ZMM(), t.ZMM()
+	// add adds integers times the scales of x and w.
+	add := func(r, s int, v, x, w reg.VecVirtual) {
+		scale := t.ZMM()
+		t.VCVTDQ2PS(v, v)
+		t.VMULPS(x, w, scale)
+		t.VPERMILPS(t.lanes, scale, scale)
+		t.VFMADD231PS(scale, v, t.sums[r][s])
+	}
+	product := func(r, s int, x, w operand, offset, highOffset reg.VecVirtual) {
+		v := t.ZMM()
+		if t.halves {
+			t.VMOVDQA32(offset, v)
+			t.VPDPBUSD(x.low, w.low, v)
+			add(r, s, v, x.scales, w.scales)
+			v = t.ZMM()
+			t.VMOVDQA32(highOffset, v)
+			t.VPDPBUSD(x.high, w.high, v)
+			add(r, s, v, x.scales, w.highScales)
+			return
+		}
 		if t.minima {
 			t.VPXORD(v, v, v)
 		} else {
@@ -387,22 +416,30 @@ func (t *groupTile) groupAVX512() {
 		}
 		t.VPDPBUSD(x.low, w.low, v)
 		t.VPDPBUSD(x.high, w.high, v)
-		t.VCVTDQ2PS(v, v)
-		t.VMULPS(x.scales, w.scales, scale)
-		t.VPERMILPS(t.lanes, scale, scale)
-		t.VFMADD231PS(scale, v, t.sums[r][s])
+		add(r, s, v, x.scales, w.scales)
 	}
-	offset := func(r int) (v reg.VecVirtual) {
-		if !t.minima {
-			v = t.ZMM()
-			t.VMOVDQU32(t.xAt(r, xOffsets), v)
+	// offset returns what sums begin with: of both halves of blocks, or of the first and of the second halves.
+	offset := func(r int, x operand) (v, high reg.VecVirtual) {
+		if t.minima {
+			return nil, nil
 		}
-		return v
+		v = t.ZMM()
+		t.VMOVDQU32(t.xAt(r, xOffsets), v)
+		if t.halves {
+			sum := t.ZMM()
+			high = t.ZMM()
+			t.VPXORD(sum, sum, sum)
+			t.VPDPBUSD(x.low, t.plain, sum)
+			t.VPADDD(sum, v, high)
+			t.VPSUBD(high, v, v)
+		}
+		return v, high
 	}
 	if len(t.x) == 1 {
-		x, off := load(t.xAt, 0, xScales), offset(0)
+		x := load(t.xAt, 0, xScales)
+		off, high := offset(0, x)
 		for s := range t.w {
-			product(0, s, x, load(t.wAt, s, wScales), off)
+			product(0, s, x, load(t.wAt, s, wScales), off, high)
 		}
 		return
 	}
@@ -411,9 +448,10 @@ func (t *groupTile) groupAVX512() {
 		w = append(w, load(t.wAt, s, wScales))
 	}
 	for r := range t.x {
-		x, off := load(t.xAt, r, xScales), offset(r)
+		x := load(t.xAt, r, xScales)
+		off, high := offset(r, x)
 		for s := range w {
-			product(r, s, x, w[s], off)
+			product(r, s, x, w[s], off, high)
 		}
 	}
 }
@@ -421,6 +459,15 @@ func (t *groupTile) groupAVX512() {
 // groupAVX2 adds the products of a group, block by block.
 func (t *groupTile) groupAVX2() {
 	w, size, x, v, scale, both := t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM()
+	// scaleOf loads the scales of a block of w.
+	scaleOf := func(s, b int, v reg.VecVirtual) {
+		t.VBROADCASTSS(t.wAt(s, wScales+4*b), v)
+		if t.halves {
+			high := t.YMM()
+			t.VBROADCASTSS(t.wAt(s, wHigh+4*b), high)
+			t.VBLENDPS(Imm(0xf0), high, v, v)
+		}
+	}
 	loadW := func(s, b int) {
 		t.VMOVDQU(t.wAt(s, 32*b), w)
 		if !t.minima {
@@ -444,7 +491,7 @@ func (t *groupTile) groupAVX2() {
 			t.VBROADCASTSS(t.xAt(0, xScales+4*b), scale)
 			for s := range t.w {
 				loadW(s, b)
-				t.VBROADCASTSS(t.wAt(s, wScales+4*b), both)
+				scaleOf(s, b, both)
 				t.VMULPS(scale, both, both)
 				product(0, s)
 			}
@@ -452,7 +499,7 @@ func (t *groupTile) groupAVX2() {
 		}
 		for s := range t.w {
 			loadW(s, b)
-			t.VBROADCASTSS(t.wAt(s, wScales+4*b), scale)
+			scaleOf(s, b, scale)
 			for r := range t.x {
 				t.VMOVDQU(t.xAt(r, 32*b), x)
 				t.VBROADCASTSS(t.xAt(r, xScales+4*b), both)

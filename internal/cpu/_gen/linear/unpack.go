@@ -16,6 +16,9 @@ type blockFormat struct {
 
 	// block unpacks the block at from: a block of 32 elements is block b of the group at to.
 	block func(u *unpacker, from, to reg.GPVirtual, b int)
+	// super unpacks a block of 256 elements to two groups.
+	super func(u *unpacker, from, to reg.GPVirtual)
+	// nil: block or super does all.
 	// group reads four blocks of 32 elements with AVX-512. Of the rest of a row, which is not a whole group, the last are zeros.
 	group func(u *unpacker, from reg.GPVirtual, rest bool) quad
 }
@@ -24,6 +27,11 @@ var blockFormats = []blockFormat{
 	{name: "I8", elements: 1, bytes: 1, group: (*unpacker).groupI8},
 	{name: "Q80", elements: 32, bytes: 34, block: (*unpacker).blockQ80, group: (*unpacker).groupQ80},
 	{name: "Q40", elements: 32, bytes: 18, block: (*unpacker).blockQ40, group: (*unpacker).groupQ40},
+	{name: "Q50", elements: 32, bytes: 22, block: (*unpacker).blockQ50},
+	{name: "Q51", elements: 32, bytes: 24, minima: true, block: (*unpacker).blockQ51},
+	{name: "Q4K", elements: 256, bytes: 144, minima: true, super: (*unpacker).superQ4K},
+	{name: "Q5K", elements: 256, bytes: 176, minima: true, super: (*unpacker).superQ5K},
+	{name: "Q6K", elements: 256, bytes: 210, super: (*unpacker).superQ6K},
 	{name: "Q41", elements: 32, bytes: 20, minima: true, block: (*unpacker).blockQ41, group: (*unpacker).groupQ41},
 }
 
@@ -37,6 +45,8 @@ type unpacker struct {
 	copied Mem           // a copy of the rest of a row
 	left   reg.GPVirtual // the elements of the rest
 	suffix string        // of labels
+
+	narrow bool // constants have 32 bytes
 
 	fetch, fetchStep reg.GPVirtual
 }
@@ -75,6 +85,9 @@ func (u *unpacker) bytes(x byte) reg.VecVirtual {
 	name := fmt.Sprintf("byte%02x", x)
 	if u.constants[name] == nil {
 		v := u.vec()
+		if u.narrow {
+			v = u.YMM()
+		}
 		u.VPBROADCASTD(u.words(name, uint32(x)*0x01010101), v)
 		u.constants[name] = v
 	}
@@ -95,16 +108,52 @@ func (u *unpacker) indices(name string, bits int, x []int) reg.VecVirtual {
 	return u.constants[name]
 }
 
-// unpackAVX2 makes the kernel that goes block by block.
+// unpackAVX2 makes the kernel for AVX2.
 func (f blockFormat) unpackAVX2(g *gen) {
-	if f.block == nil {
+	switch {
+	case f.super != nil:
+		f.bySuper(g, avx2)
+	case f.block != nil:
+		f.byBlock(g, avx2)
+	default:
 		f.copyAVX2(g)
-		return
 	}
-	u := f.begin(g, avx2)
+}
+
+// bySuper makes the kernel that goes by blocks of 256 elements.
+func (f blockFormat) bySuper(g *gen, set isa) {
+	u := f.begin(g, set)
+	u.narrow = true
+	u.superConstants()
+	n, left := g.GP64(), g.GP64()
+	g.MOVQ(g.fieldAt(g.Dereference(g.Param("a")), "n"), n)
+	g.SHRQ(Imm(8), n)
+	u.rows(func(from, to reg.GPVirtual) {
+		g.MOVQ(n, left)
+		g.Label("block")
+		for range 2 {
+			u.prefetchLines(u.fetch, u.fetchStep, f.bytes/2)
+		}
+		f.super(u, from, to)
+		g.ADDQ(U32(uint32(f.bytes)), from)
+		g.ADDQ(U32(2*wSize), to)
+		g.DECQ(left)
+		g.JNZ(LabelRef("block"))
+	})
+}
+
+// byBlock makes the kernel that goes block by block.
+func (f blockFormat) byBlock(g *gen, set isa) {
+	u := f.begin(g, set)
+	u.narrow = true
 	u.bytes(15)
 	u.bytes(u.bias(0))
 	u.bytes(u.bias(8))
+	if f.name == "Q50" || f.name == "Q51" {
+		u.bytes(16)
+		u.bytes(u.bias(16))
+		u.fifthConstants()
+	}
 	zero, n, left := g.GP32(), g.GP64(), g.GP64()
 	g.XORL(zero, zero)
 	g.MOVQ(g.fieldAt(g.Dereference(g.Param("a")), "n"), n)
@@ -139,6 +188,14 @@ func (f blockFormat) unpackAVX2(g *gen) {
 
 // unpackAVX512 makes the kernel that goes group by group.
 func (f blockFormat) unpackAVX512(g *gen) {
+	switch {
+	case f.super != nil:
+		f.bySuper(g, avx512)
+		return
+	case f.group == nil:
+		f.byBlock(g, avx512)
+		return
+	}
 	u := f.begin(g, avx512)
 	a := g.Dereference(g.Param("a"))
 	groups, rest, left := g.field(a, "n"), g.GP64(), g.GP64()
@@ -465,125 +522,6 @@ func (u *unpacker) storeGroup(q quad, to reg.GPVirtual) {
 		u.VMOVUPS(d.AsX(), Mem{Base: to, Disp: wScales})
 		u.VEXTRACTF32X4(Imm(1), d, Mem{Base: to, Disp: wMinima})
 	}
-}
-
-// rowAVX512 makes the kernel of one row of x, whose groups of weights stay in registers.
-func (f blockFormat) rowAVX512(g *gen) {
-	g.kernel("row"+f.name, avx512, blockSource, "row"+f.name+"Go", args)
-	u := &unpacker{gen: g, blockFormat: f, constants: map[string]reg.VecVirtual{}}
-	a := g.Dereference(g.Param("a"))
-	n := g.field(a, "n")
-	groups, rest := g.GP64(), g.GP64()
-	g.MOVQ(n, groups)
-	g.MOVQ(n, rest)
-	g.SHRQ(Imm(7), groups)
-	g.ANDQ(Imm(127), rest)
-	u.prepareRest(rest)
-	u.groupConstants()
-	stride := 1
-	if f.minima {
-		stride = 2
-	}
-	var scales, minima []int
-	for b := range 4 {
-		for range 4 {
-			scales = append(scales, stride*b)
-		}
-		minima = append(minima, 2*b+1)
-	}
-	lanes := u.indices("lanes", 32, scales)
-	xLanes := lanes
-	var minimaLanes reg.VecVirtual
-	var four reg.OpmaskVirtual
-	if f.minima {
-		xLanes = u.indices("xlanes", 32, []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3})
-		minimaLanes = u.indices("minima", 32, minima)
-		bits := g.GP32()
-		four = g.K()
-		g.MOVL(U32(15), bits)
-		g.KMOVW(bits, four)
-	}
-	y, sets, fetch := g.field(a, "y"), g.field(a, "sets"), g.field(a, "fetch")
-	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
-	sums := g.vecs(4)
-	x, left := g.GP64(), g.GP64()
-	size := 4 * f.bytes
-	if f.elements == 1 {
-		size = 128
-	}
-	group := func(rest bool) {
-		low, high, xScale := g.ZMM(), g.ZMM(), g.ZMM()
-		g.VMOVDQU32(Mem{Base: x}, low)
-		g.VMOVDQU32(Mem{Base: x, Disp: 64}, high)
-		g.VMOVUPS(Mem{Base: x, Disp: xScales}, xScale.AsY())
-		g.VPERMPS(xScale, xLanes, xScale)
-		var offsets, xSum reg.VecVirtual
-		if f.minima {
-			xSum = g.ZMM()
-			g.VMOVUPS_Z(Mem{Base: x, Disp: xSums}, four, xSum)
-		} else {
-			offsets = g.ZMM()
-			g.VMOVDQU32(Mem{Base: x, Disp: xOffsets}, offsets)
-		}
-		for s, sum := range sums {
-			u.suffix = fmt.Sprint(s)
-			q, v := f.group(u, w[s], rest), g.ZMM()
-			if f.minima {
-				g.VPXORD(v, v, v)
-			} else {
-				g.VMOVDQA32(offsets, v)
-			}
-			g.VPDPBUSD(low, q.low, v)
-			g.VPDPBUSD(high, q.high, v)
-			g.VCVTDQ2PS(v, v)
-			scale := xScale
-			if q.factors != nil {
-				scale = g.ZMM()
-				g.VPERMPS(q.factors, lanes, scale)
-				g.VMULPS(xScale, scale, scale)
-			}
-			g.VFMADD231PS(scale, v, sum)
-			if f.minima {
-				g.VPERMPS_Z(q.factors, minimaLanes, four, q.factors)
-				g.VFMADD231PS(xSum, q.factors, sum)
-			}
-			if !rest {
-				g.ADDQ(U32(uint32(size)), w[s])
-			}
-		}
-	}
-	g.Label("set")
-	wRow := g.field(a, "wRow")
-	for s := 1; s < 4; s++ {
-		g.LEAQ(Mem{Base: w[s-1], Index: wRow, Scale: 1}, w[s])
-	}
-	next := g.GP64()
-	g.LEAQ(Mem{Base: w[3], Index: wRow, Scale: 1}, next)
-	g.zero(sums...)
-	g.MOVQ(g.fieldAt(a, "x"), x)
-	g.MOVQ(groups, left)
-	g.TESTQ(left, left)
-	g.JZ(LabelRef("rest"))
-	g.Label("group")
-	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
-	group(false)
-	g.ADDQ(U32(xSize), x)
-	g.DECQ(left)
-	g.JNZ(LabelRef("group"))
-	g.Label("rest")
-	g.TESTQ(rest, rest)
-	g.JZ(LabelRef("end"))
-	u.left = rest
-	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
-	group(true)
-	g.Label("end")
-	yStep := g.field(a, "yStep")
-	g.put4(sums, yStep, y)
-	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
-	g.MOVQ(next, w[0])
-	g.DECQ(sets)
-	g.JNZ(LabelRef("set"))
-	g.ret()
 }
 
 // prepareRest makes the masks of a group that is not whole, or the memory for a copy.
