@@ -115,6 +115,11 @@ type Stats struct {
 	Shifted      int // times that a text dropped tokens, since its context was full
 	Guessed      int // guesses that were computed
 	Accepted     int // guesses that were right
+
+	// The state at the time of the call.
+	Live       int // texts that are computed
+	Waiting    int // texts that wait for the batch or for the cache
+	FreeTokens int // tokens that the cache has room for, besides those of live texts and of ended texts that later ones may share
 }
 
 // Engine continues texts with a network. Texts join and leave at any step. An Engine's methods may be called by several
@@ -566,11 +571,13 @@ func (e *Engine) step() (more bool) {
 	return true
 }
 
-// Stats returns the work done so far.
+// Stats returns the work done so far, and the state of the engine.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.stats
+	s := e.stats
+	s.Live, s.Waiting, s.FreeTokens = len(e.scheduler.live), len(e.scheduler.waiting), e.freePages()*pageSize
+	return s
 }
 
 // Options returns the options, with their defaults filled in.

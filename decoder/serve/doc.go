@@ -14,6 +14,7 @@
 //	POST /tokenize              the tokens of a prompt or of a conversation
 //	GET  /health                200 while the server takes requests, else 503
 //	GET  /metrics               counters in the text format of Prometheus
+//	GET  /                      a page with a chat, and with the state of the batch and of the cache
 //
 // # Fields
 //

@@ -46,7 +46,7 @@ type Options struct {
 	Time   time.Duration // most time of a request; 0: 10 minutes
 	Reader time.Duration // most time that a client takes to send a request, or to receive a part of the answer; 0: 30 seconds
 
-	// Log receives a line for each request; nil: none. Lines have no prompts, keys and answers, unless Prompts is set: then they have
+	// Log receives a line for each request, at level debug for /health and /metrics; nil: none. Lines have no prompts, keys and answers, unless Prompts is set: then they have
 	// the bodies of requests.
 	Log     *slog.Logger
 	Prompts bool
@@ -217,6 +217,9 @@ var routes = map[string]route{
 	"/tokenize":            {http.MethodPost, (*Server).tokenize},
 	"/health":              {http.MethodGet, (*Server).health},
 	"/metrics":             {http.MethodGet, (*Server).writeMetrics},
+	"/":                    {http.MethodGet, file("text/html", pageHTML)},
+	"/page.css":            {http.MethodGet, file("text/css", pageCSS)},
+	"/page.js":             {http.MethodGet, file("text/javascript", pageJS)},
 }
 
 // ServeHTTP implements [http.Handler].
@@ -234,6 +237,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.Set("Retry-After", "1")
 		case http.StatusUnauthorized:
 			h.Set("WWW-Authenticate", "Bearer")
+			if path == "/" { // a browser asks for the key as a password
+				h.Set("WWW-Authenticate", `Basic realm="leanlm: the password is an API key", charset="UTF-8"`)
+			}
 		}
 		out.WriteHeader(e.status)
 		_, _ = out.Write(e.body()) // nobody is there to be told
@@ -250,7 +256,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		fields = append(fields, "error", err.Error())
 	}
-	s.options.Log.Info("request", fields...)
+	level := slog.LevelInfo
+	if path == "/health" || path == "/metrics" { // asked for all the time
+		level = slog.LevelDebug
+	}
+	s.options.Log.Log(r.Context(), level, "request", fields...)
 }
 
 // answer counts what is written.
@@ -364,12 +374,16 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, path string) erro
 		return nil
 	}
 	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	_, password, basic := r.BasicAuth()
+	if basic {
+		key = password
+	}
 	sum, found := sha256.Sum256([]byte(strings.TrimSpace(key))), 0
 	for i := range s.keys {
 		found |= subtle.ConstantTimeCompare(sum[:], s.keys[i][:])
 	}
-	if !strings.EqualFold(scheme, "Bearer") || found == 0 {
-		return &apiError{status: http.StatusUnauthorized, code: "invalid_api_key", message: "no valid API key: the header Authorization is to be Bearer and a key"}
+	if !basic && !strings.EqualFold(scheme, "Bearer") || found == 0 {
+		return &apiError{status: http.StatusUnauthorized, code: "invalid_api_key", message: "no valid API key: the header Authorization is to be Bearer and a key, or Basic with a key as the password"}
 	}
 	return nil
 }

@@ -579,6 +579,12 @@ func TestAdmission(t *testing.T) {
 		{"/v1/models/other", []string{"Authorization", "Bearer two"}, 404},
 		{"/v1/nothing", nil, 401},
 		{"/metrics", nil, 401},
+		{"/", nil, 401},
+		{"/page.js", nil, 401},
+		{"/", []string{"Authorization", "Basic OnR3bw=="}, 200},          // :two
+		{"/", []string{"Authorization", "Basic OnRocmVl"}, 401},          // :three
+		{"/", []string{"Authorization", "Basic dHdvOng="}, 401},          // two:x
+		{"/v1/models", []string{"Authorization", "Basic eDpvbmU="}, 200}, // x:one
 		{"/health", nil, 200},
 		{"/health", []string{"Host", "evil.example"}, 403},
 		{"/health", []string{"Host", "evil.example:8080"}, 403},
@@ -606,6 +612,33 @@ func TestAdmission(t *testing.T) {
 	}
 	if status, _, _ := r.do("OPTIONS", "/v1/completions", "", "Origin", "https://evil.example"); status != 403 {
 		t.Errorf("preflight of another page: %d", status)
+	}
+}
+
+// TestPage: the page and its parts are there, with a policy that allows nothing else, and name only paths of the server.
+func TestPage(t *testing.T) {
+	r := newRig(t, Options{}, decoder.Options{})
+	for path, kind := range map[string]string{"/": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"} {
+		status, text, h := r.do("GET", path, "")
+		if status != 200 || !strings.HasPrefix(h.Get("Content-Type"), kind) || !strings.HasPrefix(h.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'") || len(text) < 500 {
+			t.Errorf("%s: %d %v", path, status, h)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?:url|send)\("([^"]+)"|(?:href|src)="([^"]+)"`).FindAllStringSubmatch(string(pageHTML)+string(pageJS), -1) {
+		if _, ok := routes["/"+m[1]+m[2]]; !ok {
+			t.Errorf("the page asks for %q", m[1]+m[2])
+		}
+	}
+	_, text, _ := r.do("GET", "/metrics", "")
+	for _, m := range regexp.MustCompile(`leanlm_\w+`).FindAllString(string(pageJS), -1) {
+		if !strings.Contains(text, "\n"+m+" ") {
+			t.Errorf("the page shows %s, which /metrics does not have", m)
+		}
+	}
+	for _, m := range regexp.MustCompile(`\$\("(\w+)"\)`).FindAllStringSubmatch(string(pageJS), -1) {
+		if !strings.Contains(string(pageHTML), `id="`+m[1]+`"`) {
+			t.Errorf("the page has no element %s", m[1])
+		}
 	}
 }
 
