@@ -248,9 +248,16 @@ func TestBlocksMemory(t *testing.T) {
 	if err := m.files.float32s(plain, adapted, []int{512, 256}, 0, 512); err != nil {
 		t.Fatal(err)
 	}
+	merged := make([]float32, 2*256)
+	if err := m.weights().float32s(merged, adapted, []int{512, 256}, 3, 5); err != nil {
+		t.Fatal(err)
+	}
 	for i, x := range got {
 		if math.Abs(float64(x.Float32()-plain[i]-0.5)) > 1e-3 {
 			t.Fatalf("element %d is %v, and was %v", i, x.Float32(), plain[i])
+		}
+		if j := i - 3*256; j >= 0 && j < len(merged) && merged[j] != plain[i]+0.5 {
+			t.Fatalf("element %d is %v as float32, and was %v", i, merged[j], plain[i])
 		}
 	}
 }

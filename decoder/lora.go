@@ -230,6 +230,24 @@ func (m merged) blocks(name string, shape []int, from, to int) (G.Value, error) 
 	return m.source.blocks(name, shape, from, to)
 }
 
+func (m merged) float32s(dst []float32, name string, shape []int, from, to int) error {
+	if err := m.source.float32s(dst, name, shape, from, to); err != nil {
+		return err
+	}
+	for _, d := range m.deltas[name] {
+		a, err := d.a(0, d.rank)
+		if err != nil {
+			return err
+		}
+		b, err := d.b(from, to)
+		if err != nil {
+			return err
+		}
+		d.add(dst, a, b)
+	}
+	return nil
+}
+
 func (m merged) blockRow(name string) int {
 	if len(m.deltas[name]) > 0 {
 		return 0

@@ -191,7 +191,11 @@ func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
 	}
 	switch p.as {
 	case tensor.Int8:
+		name, shape := w.tensor()
 		return nn.Int8(w.Shape[0], w.Shape[1], func(dst []float32, first, end int) error {
+			if s, ok := from.(source); ok { // no memory but dst
+				return s.float32s(dst, name, shape, w.From.Row+first, w.From.Row+end)
+			}
 			t, err := part(from, w, tensor.Float32, first, end-first)
 			if err == nil {
 				t, err = converted(t, tensor.Float32)

@@ -164,13 +164,21 @@ func expand(a *expandArgs, kind blockKind) {
 		groups := unsafe.Slice((*weightGroup)(unsafe.Add(a.src, r*a.srcRow)), a.groups)
 		for g := range groups {
 			from, to := &groups[g], (*[groupElements]float32)(unsafe.Add(a.dst, r*a.dstRow+4*groupElements*g))
-			for i, q := range from.q {
-				scale := from.scales[i/32]
-				if kind == halfBlocks && i%32 >= 16 {
-					scale = from.high[i/32]
+			for b := range groupBlocks {
+				high := from.scales[b]
+				if kind == halfBlocks {
+					high = from.high[b]
 				}
-				if to[i] = float32(scale * float32(int8(q))); kind == minimaBlocks {
-					to[i] += from.minima[i/32]
+				for half, scale := range [2]float32{from.scales[b], high} {
+					q, y := (*[16]byte)(from.q[32*b+16*half:]), (*[16]float32)(to[32*b+16*half:])
+					for i, v := range q {
+						y[i] = float32(scale * float32(int8(v)))
+					}
+					if kind == minimaBlocks {
+						for i := range y {
+							y[i] += from.minima[b]
+						}
+					}
 				}
 			}
 		}
