@@ -485,11 +485,7 @@ func (s *Sequence) eachPage(gone pages.Gap, part *sequencePart, visit func(*sequ
 		}
 		part.Spans, part.runs = part.Spans[:0], part.runs[:0]
 		if !within(first, have) {
-			kept := first
-			if first >= have.First {
-				kept = max(first, have.End)
-			}
-			page, _ := s.cache.pool.Place(&s.table, kept)
+			page, _ := s.cache.pool.Place(&s.table, first) // also if the gap has first, and not the whole page
 			part.Spans, part.runs = append(part.Spans, kvstore.Span{At: int(page) * n, N: n}), append(part.runs, 1)
 		}
 		if err := visit(part); err != nil {
