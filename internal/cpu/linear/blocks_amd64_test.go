@@ -1,0 +1,26 @@
+//go:build gc && !noasm
+
+package linear
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// TestBlocksWithoutVNNI: processors that have AVX-512 without VNNI compute with the kernels for AVX2.
+func TestBlocksWithoutVNNI(t *testing.T) {
+	was := linearTiers[cpu.InUse()]
+	if cpu.InUse() < cpu.TierAVX512 || was.blocks == &blocksAVX2 {
+		t.Skip("the kernels are those of another test")
+	}
+	own := *was
+	own.blocks = &blocksAVX2
+	linearTiers[cpu.InUse()] = &own
+	defer func() { linearTiers[cpu.InUse()] = was }()
+	for name, test := range map[string]func(*testing.T){
+		"exact": TestBlocksExact, "rounded": TestBlocksRounded, "any x": TestBlocksRound, "alone": TestBlocksAlone, "odd": TestBlocksOdd, "together": TestBlocksTogether,
+	} {
+		t.Run(name, test)
+	}
+}
