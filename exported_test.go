@@ -33,6 +33,7 @@ import (
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -606,6 +607,14 @@ func operandCases(t *testing.T) map[string]operandCase {
 		"nn.LayerNorm": {build: func(in in) error { return second(nn.LayerNorm(in(3, 4), in(4), in(4), 1)) }},
 		"nn.RMSNorm":   {build: func(in in) error { return second(nn.RMSNorm(in(3, 4), in(4), in(3, 4), 1)) }},
 		"nn.QKNorm":    {build: func(in in) error { return second(nn.QKNorm(in(4), in(4), 1)) }},
+		"nn.MergeRanks": {build: func(in in) error {
+			comm, err := ranks.Join(t.Context(), nil, ranks.World{Size: 1})
+			if err != nil {
+				return err
+			}
+			_, err = nn.MergeRanks(in(2, 4), in(2, 4), comm)
+			return errors.Join(err, comm.Close())
+		}},
 		"nn.MergeStates": {build: func(in in) error {
 			_, _, err := nn.MergeStates([]*G.Node{in(3, 4), in(3, 4)}, []*G.Node{in(3), in(3)})
 			return err

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/ranks"
 
@@ -49,6 +50,9 @@ func MergeRanks(out, lse *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 		return nil, err
 	}
 	if size == 1 {
+		if err := graph.Distinct(func(i int) string { return r.arguments()[i].name }, out, lse); err != nil {
+			return nil, errorf(name, errs.ErrGraph, "%v", err)
+		}
 		return out, nil
 	}
 	return newNode(r, out, lse)
