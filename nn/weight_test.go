@@ -126,7 +126,11 @@ func TestQuantisedWeights(t *testing.T) {
 			for j, v := range y {
 				off, size = off+math.Abs(float64(v-want[i][j])), size+math.Abs(float64(want[i][j]))
 			}
-			if gather := i == 3; off > 0.2*size || gather != (off == 0) {
+			most := 0.2
+			if i == 1 || i == 2 { // a gated unit multiplies two layers
+				most = 0.6
+			}
+			if gather := i == 3; off > most*size || gather != (off == 0) {
 				t.Errorf("%v in mixed precision: output %d is off by %v of %v", f, i, off, size)
 			}
 		}
