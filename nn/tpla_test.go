@@ -199,7 +199,8 @@ func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int, storage
 						absorbed[e] += m * v * key[(h*c.latent+j*part+e)*c.nope+i]
 					}
 				}
-				for k := range row + 1 {
+				scores := make([]float64, row+1)
+				for k := range scores {
 					score := 0.0
 					for e, v := range absorbed {
 						score += v * latents[k][j*part+e]
@@ -207,7 +208,10 @@ func (c *mlaCase) formula(t *testing.T, alpha, mu []float64, prefix int, storage
 					for i, v := range qh[c.nope:] {
 						score += v * turned[k][i]
 					}
-					p := math.Exp(c.scale * score)
+					scores[k] = c.scale * score
+				}
+				for k, s := range scores {
+					p := math.Exp(s - slices.Max(scores))
 					total += p
 					for e := range o {
 						o[e] += p * latents[k][j*part+e]
