@@ -26,9 +26,9 @@ const (
 	ScalesByHead
 
 	// ScalesByPage: the keys of a KV head in a page have a scale, and so have the values. The first token of a page sets the scale: its
-	// largest element becomes 28 in E4M3, so that elements of later tokens have room up to 16 times as large, and 31.75 in
-	// int8, with room up to 4 times as large. Nothing is rounded twice, so tokens stay where they are: [Append.Parents], and a
-	// [Sequence.Keep] that moves tokens, are [ErrUnsupported]. Saved sequences are for caches of the same PageSize.
+	// largest element becomes 28 in E4M3 and 31.75 in int8. Elements of later tokens may be 16 times as large in E4M3, and 4 times in
+	// int8; larger elements saturate. No element is rounded twice, so no token moves: [Append.Parents], and a [Sequence.Keep] that
+	// moves tokens, are [ErrUnsupported]. Saved sequences are for caches of the same PageSize.
 	ScalesByPage
 )
 

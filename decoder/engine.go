@@ -119,7 +119,7 @@ type Stats struct {
 	// The state at the time of the call.
 	Live       int // texts that are computed
 	Waiting    int // texts that wait for the batch or for the cache
-	FreeTokens int // tokens that the cache has room for, besides those of live texts and of ended texts that later ones may share
+	FreeTokens int // free capacity of the cache: neither live texts nor ended texts that are kept for sharing have it
 }
 
 // Engine continues texts with a network. Texts join and leave at any step. An Engine's methods may be called by several

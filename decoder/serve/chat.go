@@ -384,8 +384,8 @@ func (s *Server) conversation(messages []chat.Message, tools []json.RawMessage) 
 	return ids, s.checkLengths("messages", [][]int{ids})
 }
 
-// argumentsAsObjects makes arguments of calls that are texts the objects in these texts, which is the other form that templates take.
-// ok reports whether there are any.
+// argumentsAsObjects replaces arguments of tool calls that are JSON strings by the objects in the strings: some templates take
+// objects, others strings. ok reports whether an argument was replaced.
 func argumentsAsObjects(messages []chat.Message) (ok bool) {
 	for i := range messages {
 		for j := range messages[i].ToolCalls {

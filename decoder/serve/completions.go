@@ -63,7 +63,7 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, body []byte) e
 	answer := completion{ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: s.options.Model, Choices: []completionChoice{}}
 	if c.stream {
 		offsets := make([]int, len(run.texts))
-		return run.stream(w, answer.event(nil), func(index int, p *piece) any {
+		return run.stream(w, nil, func(index int, p *piece) any {
 			choice := completionChoice{Text: p.text, Index: index, FinishReason: p.finish}
 			if c.logprobs >= 0 && p.token != nil {
 				choice.LogProbs = s.completionLogProbs([]piece{*p}, c.logprobs, offsets[index])
@@ -72,7 +72,11 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, body []byte) e
 			e := answer
 			e.Choices = []completionChoice{choice}
 			return e
-		}, func(u *usage) any { return answer.event(u) })
+		}, func(u *usage) any {
+			e := answer
+			e.Usage = u
+			return e
+		})
 	}
 	all, err := run.collect()
 	if err != nil {
@@ -82,10 +86,8 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, body []byte) e
 	answer.Usage = &u
 	for i := range prompts {
 		choices := all[i*c.best : (i+1)*c.best]
-		slices.SortStableFunc(choices, func(x, y *collected) int { return cmp.Compare(y.mean(), x.mean()) })
-		if c.best == c.n {
-			choices = all[i*c.best : (i+1)*c.best]
-			slices.SortFunc(choices, func(x, y *collected) int { return cmp.Compare(x.index, y.index) })
+		if c.best > c.n {
+			slices.SortStableFunc(choices, func(x, y *collected) int { return cmp.Compare(y.mean(), x.mean()) })
 		}
 		for j, x := range choices[:c.n] {
 			choice := completionChoice{Text: x.text.String(), Index: i*c.n + j, FinishReason: &x.finish}
@@ -96,15 +98,6 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, body []byte) e
 		}
 	}
 	return writeJSON(w, answer)
-}
-
-// event returns the event of a stream with the usage, or the first event without a choice, which is none.
-func (c completion) event(u *usage) any {
-	if u == nil {
-		return nil
-	}
-	c.Usage = u
-	return c
 }
 
 func (s *Server) completionLogProbs(pieces []piece, most, offset int) *completionLogProbs {

@@ -94,7 +94,7 @@ func (s *Server) writeMetrics(w http.ResponseWriter, _ *http.Request, _ []byte) 
 		{"leanlm_texts_waiting", "gauge", "Texts that wait for the batch or for the cache.", int64(stats.Waiting)},
 		{"leanlm_batch_texts", "gauge", "Most texts that are computed at a time.", int64(s.engine.Options().Batch)},
 		{"leanlm_cache_tokens", "gauge", "Capacity of the cache in tokens.", int64(s.engine.Options().Tokens)},
-		{"leanlm_cache_free_tokens", "gauge", "Tokens that the cache has room for.", int64(min(stats.FreeTokens, s.engine.Options().Tokens))},
+		{"leanlm_cache_free_tokens", "gauge", "Free capacity of the cache in tokens.", int64(min(stats.FreeTokens, s.engine.Options().Tokens))},
 		{"leanlm_prompt_tokens_total", "counter", "Tokens of prompts.", m.prompt.Load()},
 		{"leanlm_completion_tokens_total", "counter", "Tokens of continuations.", m.completion.Load()},
 		{"leanlm_steps_total", "counter", "Steps of the engine.", int64(stats.Steps)},

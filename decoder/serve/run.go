@@ -55,15 +55,15 @@ func (s *Server) start(r *http.Request, c *common, prompts [][]int) (run *runnin
 	if err != nil {
 		return nil, err
 	}
-	release, err := s.enter(len(requests))
+	leave, err := s.enter(len(requests))
 	if err != nil {
 		return nil, err
 	}
-	run = &running{server: s, release: release, common: c, began: time.Now()}
+	run = &running{server: s, common: c, began: time.Now()}
 	run.ctx, run.cancel = context.WithCancelCause(r.Context())
 	unhook := context.AfterFunc(s.stopping, func() { run.cancel(errStopping) })
 	timer := time.AfterFunc(s.options.Time, func() { run.cancel(errTime) })
-	run.release = func() { timer.Stop(); unhook(); release() }
+	run.release = func() { timer.Stop(); unhook(); leave() }
 	if run.texts, err = s.engine.StartAll(run.ctx, requests...); err != nil {
 		run.end()
 		return nil, startError(err)
@@ -88,7 +88,7 @@ func startError(err error) error {
 	return err
 }
 
-// end ends the texts that are not done, waits for them, and makes room for other requests.
+// end cancels the texts that have not ended, waits for all texts, and lets other requests enter.
 func (r *running) end() {
 	r.cancel(errGone)
 	for _, t := range r.texts {
@@ -201,8 +201,8 @@ func (r *running) collect() ([]*collected, error) {
 	return all, nil
 }
 
-// stream writes the pieces of all texts as they come, each as the event that makes returns; nil: none. first is an event of its own before them; nil: none.
-// last makes the event of the usage.
+// stream writes an event for each piece of all texts: the value that makes returns for the piece, or no event for nil. The event first
+// comes before all pieces, unless first is nil. last makes the event of the usage.
 func (r *running) stream(w http.ResponseWriter, first any, makes func(index int, p *piece) any, last func(*usage) any) error {
 	type event struct {
 		index int

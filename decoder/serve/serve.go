@@ -174,7 +174,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// enter makes room for n texts. The caller calls leave when they have ended.
+// enter counts n more texts, or returns an error if the queue is full. The caller calls leave when the texts have ended.
 func (s *Server) enter(n int) (leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +242,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		out.WriteHeader(e.status)
-		_, _ = out.Write(e.body()) // nobody is there to be told
+		_, _ = out.Write(e.body()) // the connection is gone after an error
 	}
 	took := time.Since(began)
 	s.metrics.request(path, out.status, took)

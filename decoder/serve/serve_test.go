@@ -44,15 +44,22 @@ func chatModel(t testing.TB) (dir string) {
 	return dir
 }
 
-// rig is a server of the shipped model.
-type rig struct {
+// tokenized is the answer of /tokenize.
+type tokenized struct {
+	Count  int   `json:"count"`
+	Most   int   `json:"max_model_len"`
+	Tokens []int `json:"tokens"`
+}
+
+// testServer is a server of the shipped model.
+type testServer struct {
 	*Server
 	t    testing.TB
 	url  string
 	http *httptest.Server
 }
 
-func newRig(t testing.TB, o Options, of decoder.Options) *rig {
+func newServer(t testing.TB, o Options, of decoder.Options) *testServer {
 	t.Helper()
 	m, err := decoder.Open(chatModel(t))
 	if err != nil {
@@ -69,7 +76,7 @@ func newRig(t testing.TB, o Options, of decoder.Options) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Server: s, t: t, http: httptest.NewServer(s)}
+	r := &testServer{Server: s, t: t, http: httptest.NewServer(s)}
 	r.url = r.http.URL
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -87,7 +94,7 @@ func newRig(t testing.TB, o Options, of decoder.Options) *rig {
 }
 
 // do sends a request and returns the status and the body.
-func (r *rig) do(method, path, body string, header ...string) (int, string, http.Header) {
+func (r *testServer) do(method, path, body string, header ...string) (int, string, http.Header) {
 	r.t.Helper()
 	q, err := http.NewRequest(method, r.url+path, strings.NewReader(body))
 	if err != nil {
@@ -114,7 +121,7 @@ func (r *rig) do(method, path, body string, header ...string) (int, string, http
 }
 
 // post posts a body, and decodes the answer strictly into to.
-func (r *rig) post(path, body string, to any) {
+func (r *testServer) post(path, body string, to any) {
 	r.t.Helper()
 	status, answer, _ := r.do("POST", path, body)
 	if status != 200 {
@@ -133,7 +140,7 @@ func strict(t testing.TB, text string, to any) {
 }
 
 // events posts a body, and returns the events of the stream. The last one is [DONE].
-func (r *rig) events(path, body string) (all []string) {
+func (r *testServer) events(path, body string) (all []string) {
 	r.t.Helper()
 	status, text, header := r.do("POST", path, body)
 	if status != 200 || header.Get("Content-Type") != "text/event-stream" {
@@ -151,7 +158,7 @@ func (r *rig) events(path, body string) (all []string) {
 }
 
 // want is what the engine continues a prompt with.
-func (r *rig) want(prompt []int, q decoder.Request) (text string, tokens []decoder.Token, reason decoder.Reason) {
+func (r *testServer) want(prompt []int, q decoder.Request) (text string, tokens []decoder.Token, reason decoder.Reason) {
 	r.t.Helper()
 	q.Prompt = prompt
 	x, err := r.engine.Start(context.Background(), q)
@@ -168,7 +175,7 @@ func (r *rig) want(prompt []int, q decoder.Request) (text string, tokens []decod
 	return text, tokens, x.Reason()
 }
 
-func (r *rig) ids(text string, o tokenizer.Options) []int {
+func (r *testServer) ids(text string, o tokenizer.Options) []int {
 	r.t.Helper()
 	ids, err := r.model.Tokenizer().Encode(text, o)
 	if err != nil {
@@ -179,7 +186,7 @@ func (r *rig) ids(text string, o tokenizer.Options) []int {
 
 // TestCompletions: an answer has the text, the reason, the usage and the probabilities of the engine, as a whole and as a stream.
 func TestCompletions(t *testing.T) {
-	r := newRig(t, Options{Model: "tiny"}, decoder.Options{})
+	r := newServer(t, Options{Model: "tiny"}, decoder.Options{})
 	prompt := r.ids("Once upon a time", tokenizer.Options{})
 	sampling := decoder.Sampling{Temperature: 0.8, TopP: 0.9, Seed: 7, PresencePenalty: 0.5, LogitBias: map[int]float64{5: -3}}
 	text, tokens, _ := r.want(prompt, decoder.Request{Tokens: 12, Sampling: sampling, LogProbs: 3})
@@ -239,7 +246,7 @@ func TestCompletions(t *testing.T) {
 
 // TestChoices: choices of several prompts have their own seeds and indices; best_of takes the likeliest; stop ends a text.
 func TestChoices(t *testing.T) {
-	r := newRig(t, Options{}, decoder.Options{Batch: 4})
+	r := newServer(t, Options{}, decoder.Options{Batch: 4})
 	a, b := r.ids("Once upon a time", tokenizer.Options{}), r.ids("The king", tokenizer.Options{})
 	want := func(prompt []int, seed uint64) (string, float64) {
 		text, tokens, _ := r.want(prompt, decoder.Request{Tokens: 8, Sampling: decoder.Sampling{Temperature: 1, Seed: seed}, LogProbs: 1})
@@ -306,7 +313,7 @@ func TestChoices(t *testing.T) {
 
 // TestChat: a conversation is rendered by the template; an answer is the same as a whole and as a stream.
 func TestChat(t *testing.T) {
-	r := newRig(t, Options{}, decoder.Options{})
+	r := newServer(t, Options{}, decoder.Options{})
 	prompt := r.ids("system: Be kind. user: Hello king assistant: Yes? user: Go on So", tokenizer.Options{Special: true, Bare: true})
 	text, tokens, _ := r.want(prompt, decoder.Request{Tokens: 10, Ends: r.ends, LogProbs: 2})
 	body := `{"messages": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "king"}], "name": "I"},
@@ -342,11 +349,7 @@ func TestChat(t *testing.T) {
 	if joined != text || n != 10 {
 		t.Errorf("%q of %d tokens, want %q", joined, n, text)
 	}
-	var count struct {
-		Count  int   `json:"count"`
-		Most   int   `json:"max_model_len"`
-		Tokens []int `json:"tokens"`
-	}
+	var count tokenized
 	r.post("/tokenize", `{"messages": [{"role": "user", "content": "Hello"}]}`, &count)
 	if want := r.ids("user: Hello So", tokenizer.Options{Special: true, Bare: true}); !slices.Equal(count.Tokens, want) || count.Count != len(want) || count.Most != 128 {
 		t.Errorf("%+v, want %v", count, want)
@@ -355,12 +358,8 @@ func TestChat(t *testing.T) {
 
 // TestTools: the template has the tools and the calls of a conversation, and calls of an answer are found, as a whole and in a stream.
 func TestTools(t *testing.T) {
-	r := newRig(t, Options{}, decoder.Options{Context: 256})
-	var count struct {
-		Count  int   `json:"count"`
-		Most   int   `json:"max_model_len"`
-		Tokens []int `json:"tokens"`
-	}
+	r := newServer(t, Options{}, decoder.Options{Context: 256})
+	var count tokenized
 	r.post("/tokenize", `{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
 		{"role": "tool", "tool_call_id": "c", "content": "5"}], "tools": [{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}}]}`, &count)
 	want := `{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}} user: Hi assistant:  tool: 5 So`
@@ -422,16 +421,12 @@ func TestTools(t *testing.T) {
 
 // TestSpecialNames: the name of a special token is text in a prompt and in a message.
 func TestSpecialNames(t *testing.T) {
-	r := newRig(t, Options{}, decoder.Options{})
+	r := newServer(t, Options{}, decoder.Options{})
 	end, _ := r.model.Tokenizer().Special(r.model.Tokenizer().EOS())
 	if end == "" {
 		t.Fatal("no name")
 	}
-	var count struct {
-		Count  int   `json:"count"`
-		Most   int   `json:"max_model_len"`
-		Tokens []int `json:"tokens"`
-	}
+	var count tokenized
 	for _, text := range []string{"a " + end + " b", end, end + end, end[:1] + end + end[1:], "\uE000" + end} {
 		body, err := json.Marshal(text)
 		if err != nil {
@@ -523,7 +518,7 @@ var wrongRequests = []struct {
 
 // TestWrongRequests: a wrong request is an error that names the field, before a text begins.
 func TestWrongRequests(t *testing.T) {
-	r := newRig(t, Options{Texts: 4, Body: 4096}, decoder.Options{})
+	r := newServer(t, Options{Texts: 4, Body: 4096}, decoder.Options{})
 	type failure struct {
 		Error struct {
 			Message string  `json:"message"`

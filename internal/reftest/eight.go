@@ -43,7 +43,7 @@ func (e Eight) Scale(row []float64) float64 {
 // PageScale returns the scale of a page whose first token has a row: its largest element that is a number becomes a 16th of Most, or a
 // quarter for Int8. It is 1 for zeros.
 func (e Eight) PageScale(row []float64) float64 {
-	room := map[Eight]float64{E4M3: 16, Int8: 4}[e]
+	headroom := map[Eight]float64{E4M3: 16, Int8: 4}[e]
 	largest := 0.0
 	for _, x := range row {
 		if x == x {
@@ -53,7 +53,7 @@ func (e Eight) PageScale(row []float64) float64 {
 	if largest == 0 {
 		return 1
 	}
-	return math.Max(float64(float32(math.Min(largest, math.MaxFloat32)/(e.Most()/room))), 0x1p-126)
+	return math.Max(float64(float32(math.Min(largest, math.MaxFloat32)/(e.Most()/headroom))), 0x1p-126)
 }
 
 // Store replaces the elements of a row by what a cache returns of them: elements of e times the scale. acc is the arithmetic of the

@@ -157,9 +157,9 @@ func (d *decoder[F]) eightBits(dst []F, plane, page, slot int) bool {
 // has float32's range.
 var largestOf = [attn.DTypes]float64{attn.Float16: 65504, attn.E4M3: half.MaxE4M3, attn.Int8: half.MaxInt8}
 
-// room has, by type, how many times the largest element of a page's first token the page holds. Larger elements of later
-// tokens are stored as the largest number. 0: scales are 1.
-var room = [attn.DTypes]float64{attn.Float16: 256, attn.E4M3: 16, attn.Int8: 4}
+// headroom is, by type, the largest element that a page can store, over the largest element of the page's first token. Larger elements
+// of later tokens saturate. 0: scales are 1.
+var headroom = [attn.DTypes]float64{attn.Float16: 256, attn.E4M3: 16, attn.Int8: 4}
 
 // leastScale is the smallest scale of a row: the smallest normal float32. Smaller scales would have fewer bits.
 const leastScale = 0x1p-126
@@ -222,8 +222,8 @@ func magnitude(row []float32) float32 {
 	return math.Float32frombits(max(most[0], most[1], most[2], most[3]))
 }
 
-// pageScaleOf returns the scale of a page whose first token has a row. It is scaleOf with room, of the elements that are
-// not NaN: NaN is then stored as an element, and other tokens keep their numbers. If these elements are zeros, it is 1.
+// pageScaleOf returns the scale of a page from the row of its first token: scaleOf with headroom, without elements that are NaN. NaN is
+// stored as an element, so later tokens keep their numbers. The scale of a row of zeros is 1.
 func pageScaleOf[F lean.Float](row []F, t attn.DType) float32 {
 	largest := F(0)
 	for _, x := range row {
@@ -231,10 +231,10 @@ func pageScaleOf[F lean.Float](row []F, t attn.DType) float32 {
 			largest = max(largest, x, -x)
 		}
 	}
-	if largest == 0 || room[t] == 0 {
+	if largest == 0 || headroom[t] == 0 {
 		return 1
 	}
-	return scaleTo(largest, largestOf[t]/room[t])
+	return scaleTo(largest, largestOf[t]/headroom[t])
 }
 
 func scaleTo[F lean.Float](largest F, most float64) float32 {

@@ -7,11 +7,11 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Weights of 8 and fewer bits. A thread makes groups of some rows of weights in its first-level cache, and then
+// Weights of at most 8 bits. A thread unpacks the groups of some rows of weights into its first-level cache. Then the thread
 //
 //   - converts the groups to float32, for the kernels of float32 weights. Results have the bits of float32 weights;
-//   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block once. A row has the same bits whatever the other
-//     rows are, and however many.
+//   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block, once. The bits of a row depend neither on the other
+//     rows nor on their number.
 
 const (
 	blockOuts   = 32       // the most output features that a thread unpacks at a time
@@ -168,7 +168,7 @@ func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to 
 		}
 		return
 	}
-	// As many features at a time as the first-level cache has room for.
+	// The groups of so many features fit the first-level cache.
 	most := min(max(unpackBytes/(dotStreams*l.blocks.wRow()), 1), blockOuts/dotStreams) * dotStreams
 	if !l.blocks.integer {
 		most = dotStreams

@@ -12,7 +12,7 @@ import (
 func TestBlocksWithoutVNNI(t *testing.T) {
 	was := linearTiers[cpu.InUse()]
 	if cpu.InUse() < cpu.TierAVX512 || was.blocks == &blocksAVX2 {
-		t.Skip("the kernels are those of another test")
+		t.Skip("this tier has no AVX-512, or the other tests have run with the kernels for AVX2")
 	}
 	own := *was
 	own.blocks = &blocksAVX2

@@ -241,13 +241,13 @@ func addProducts(sum, minima *float32, w []weightGroup, x []xGroup, kind blockKi
 	}
 }
 
-// rowI8Go is oneGo for rows of signed bytes, with the same bits.
+// rowI8Go computes what oneGo computes, with the same bits, for rows of signed bytes.
 func rowI8Go(a *blockRowArgs) { rowOfBlocks(a, weight.Int8) }
 
-// rowQ80Go is oneGo for rows of Q8_0, with the same bits.
+// rowQ80Go computes what oneGo computes, with the same bits, for rows of Q8_0.
 func rowQ80Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q8_0) }
 
-// rowQ40Go is oneGo for rows of Q4_0, with the same bits.
+// rowQ40Go computes what oneGo computes, with the same bits, for rows of Q4_0.
 func rowQ40Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q4_0) }
 
 // rowQ41Go is oneMinimaGo for rows of Q4_1, with the same bits.

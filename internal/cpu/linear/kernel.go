@@ -57,7 +57,7 @@ type rowArgs struct {
 	next, behind   int
 }
 
-// Weights of 8 and fewer bits are read in groups: four blocks of 32 elements of a row. Kernels bring weights and x into the two forms
+// Weights of at most 8 bits are read in groups: four blocks of 32 elements of a row. Kernels bring weights and x into the two forms
 // below, with zeros behind the end of a row. The order of the integers is a tier's own.
 const (
 	groupBlocks   = 4

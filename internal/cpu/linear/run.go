@@ -78,7 +78,7 @@ type linearRun struct {
 	// One row: see row.go.
 	row rowRun
 
-	// Weights of 8 and fewer bits: see blocks.go.
+	// Weights of at most 8 bits: see blocks.go.
 	blocks blockRun
 
 	// Many rows, in tiles: see tiles.go.

@@ -40,7 +40,7 @@ var blocksAVX2 = blockKernels{
 	rows:   4, outs: 1,
 }
 
-// blocksAVX512 needs VNNI. Processors with AVX-512 without it have blocksAVX2.
+// blocksAVX512 needs VNNI. Processors with AVX-512 and without VNNI use blocksAVX2.
 var blocksAVX512 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX512, weight.Q8_0: unpackQ80AVX512, weight.Q4_0: unpackQ40AVX512, weight.Q4_1: unpackQ41AVX512,

@@ -104,7 +104,7 @@ func (k *kernel) multiple() int {
 	return 4
 }
 
-// blockRows returns the number of rows of an output tile, by which a sequence's rows are cut.
+// blockRows returns the number of rows of an output tile: a sequence's rows are cut into blocks of this many rows.
 func (k *kernel) blockRows() int { return max(BlockRows, k.tile.rows) }
 
 // configured returns the number of rows that a launch's configuration is for. With batch invariance it is always
