@@ -132,7 +132,7 @@ func unpackI8AVX2(a *unpackArgs)
 //go:noescape
 func unpackI8AVX512(a *unpackArgs)
 
-// rowI8AVX512 is oneGo for rows of signed bytes, with the same bits.
+// rowI8AVX512 computes what oneGo computes, with the same bits, for rows of signed bytes.
 //
 //go:noescape
 func rowI8AVX512(a *blockRowArgs)
@@ -147,7 +147,7 @@ func unpackQ80AVX2(a *unpackArgs)
 //go:noescape
 func unpackQ80AVX512(a *unpackArgs)
 
-// rowQ80AVX512 is oneGo for rows of Q8_0, with the same bits.
+// rowQ80AVX512 computes what oneGo computes, with the same bits, for rows of Q8_0.
 //
 //go:noescape
 func rowQ80AVX512(a *blockRowArgs)
@@ -162,7 +162,7 @@ func unpackQ40AVX2(a *unpackArgs)
 //go:noescape
 func unpackQ40AVX512(a *unpackArgs)
 
-// rowQ40AVX512 is oneGo for rows of Q4_0, with the same bits.
+// rowQ40AVX512 computes what oneGo computes, with the same bits, for rows of Q4_0.
 //
 //go:noescape
 func rowQ40AVX512(a *blockRowArgs)
