@@ -27,6 +27,7 @@
 //   - A text has no special tokens. With [Request].Special, a text has their names, and the name of the token that ends the text.
 //   - [Request].Cut shortens prompts that are too long. With [Request].Shift, a text goes on when its context is full.
 //   - [Engine.Save] keeps a beginning in a file, and [Engine.Load] reads it for later texts.
+//   - With [Request].Constraint, a text is in a language: JSON of a schema, by package jsonschema.
 //   - With [Request].Draft, a text guesses its next tokens from its own repetitions, and a step checks several guesses.
 //
 // # Choice of tokens

@@ -525,9 +525,12 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 		pieces.Special = r.Special
 		t.tokenizer, t.decoder, t.special = e.tokenizer, pieces, r.Special
 	}
+	if r.Constraint != nil && len(t.ends) == 0 {
+		return nil, fail(ErrConfig, "Constraint is set, and no token ends the text: Ends is empty")
+	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error
-	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, prompt, e.scheduler.runner.draws()); err != nil {
+	if t.sampler, err = newSampler(&r, vocab, prompt, e.scheduler.runner.draws()); err != nil {
 		return nil, err
 	}
 	return t, nil
