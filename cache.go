@@ -38,9 +38,10 @@ type CacheConfig struct {
 	ValuesInKeys bool
 
 	// DType is the element type that keys and values are stored in: tensor.Float32 (also the zero value), [Float16], [BFloat16],
-	// [E4M3] or tensor.Int8. The last two are for CPUs, and have Scales. A row of a key or a value is rounded once, when it is
+	// [E4M3], tensor.Int8 or [Q4]. The last three are for CPUs; E4M3 and int8 have Scales. HeadDim and ValueDim are multiples of 32 with
+	// Q4. A row of a key or a value is rounded once, when it is
 	// appended. What it is rounded to depends neither on chunks nor on other sequences. Infinities become the largest
-	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements.
+	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements; with Q4, 32 neighbours are.
 	DType tensor.Dtype
 
 	// Scales says which elements of E4M3 or int8 share a scale. KeyScales and ValueScales are for ScalesByHead, from a checkpoint for
@@ -210,7 +211,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 
 // Bytes returns the memory of the keys and values of a cache with this configuration:
 //
-//	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
+//	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of a number: 18/32 with Q4
 //
 // With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
@@ -272,7 +273,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	}
 	format, ok := c.format()
 	if !ok {
-		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16, BFloat16, E4M3 or int8", c.DType)
+		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16, BFloat16, E4M3, int8 or Q4", c.DType)
 	}
 	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format,
 		KeyScales: c.KeyScales, ValueScales: c.ValueScales,

@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/kvstore"
 )
 
@@ -52,10 +53,14 @@ func (c *CacheConfig) scales() attn.Scales {
 func (c *CacheConfig) checkScales(op string) error {
 	const group = kvstore.LatentGroup
 	switch has := kvstore.HasScales(c.DType); {
+	case c.DType == Q4 && c.ValuesInKeys:
+		return errs.Errorf(op, ErrUnsupported, "DType is %v with ValuesInKeys; it must be float32, Float16, BFloat16 or E4M3", c.DType)
+	case c.DType == Q4 && (c.HeadDim%half.Q4Columns != 0 || c.ValueDim%half.Q4Columns != 0):
+		return errs.Errorf(op, ErrUnsupported, "HeadDim is %d and ValueDim %d; with %v both must be multiples of %d, the columns of a scale", c.HeadDim, c.ValueDim, c.DType, half.Q4Columns)
 	case c.Scales > ScalesByPage:
 		return errs.Errorf(op, ErrOption, "Scales is %v, none of ScalesByToken, ScalesByHead and ScalesByPage", c.Scales)
 	case c.Scales != 0 && !has:
-		return errs.Errorf(op, ErrOption, "Scales is %v, and a cache of %v has no scales: set DType to E4M3 or int8, or leave Scales out", c.Scales, c.DType)
+		return errs.Errorf(op, ErrOption, "Scales is %v, and a cache of %v has no Scales: set DType to E4M3 or int8, or leave Scales out", c.Scales, c.DType)
 	case !has || !c.ValuesInKeys:
 	case c.DType != E4M3:
 		return errs.Errorf(op, ErrUnsupported, "DType is %v with ValuesInKeys; it must be float32, Float16, BFloat16 or E4M3", c.DType)

@@ -19,7 +19,7 @@ func TestMachineEightRefused(t *testing.T) {
 			config.HeadDim, config.ValueDim = 64, 64
 		}
 		_, err := la.NewCache(config)
-		text := map[tensor.Dtype]string{la.E4M3: "e4m3 with", tensor.Int8: "int8 with"}[config.DType]
+		text := map[tensor.Dtype]string{la.E4M3: "e4m3 with", tensor.Int8: "int8 with", la.Q4: "mixed keys of q4"}[config.DType]
 		if config.ValuesInKeys {
 			text = "keys of 2 planes"
 		}

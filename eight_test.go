@@ -20,19 +20,22 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// eightTypes are the types of caches of 8 bits.
-var eightTypes = []tensor.Dtype{la.E4M3, tensor.Int8}
+// eightTypes are the types of caches of 8 and of 4 bits.
+var eightTypes = []tensor.Dtype{la.E4M3, tensor.Int8, la.Q4}
 
-// eightKinds is the number of kinds of caches of 8 bits.
-const eightKinds = 7
+// eightKinds is the number of kinds of caches of 8 and of 4 bits.
+const eightKinds = 8
 
-// eightCache returns the configuration of a small cache of a kind: with scales of tokens, of latents, of heads and of pages.
+// eightCache returns the configuration of a small cache of a kind: with scales of tokens, of latents, of heads and of pages, and of
+// 4 bits.
 func eightCache(kind int) la.CacheConfig {
 	if kind == 2 {
 		return la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 272, ValueDim: 256, ValuesInKeys: true, DType: la.E4M3}
 	}
 	c := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 24, ValueDim: 17, DType: eightTypes[kind%2]}
 	switch kind {
+	case 7:
+		c.HeadDim, c.ValueDim, c.DType = 64, 32, la.Q4
 	case 3, 4:
 		c.Scales, c.KeyScales, c.ValueScales = la.ScalesByHead, []float32{0.05, 0.125, 0.03, 0.07}, []float32{0.02, 0.3, 0.1, 0.05}
 		if kind == 4 {
@@ -104,6 +107,10 @@ func eightSections(c la.CacheConfig, tokens int) (all []section) {
 		return []section{{0, 1, rows * c.ValueDim, false}, {0, 4, rows * c.ValueDim / 128 * 4, true}, {1, 2, rows * (c.HeadDim - c.ValueDim) * 2, false}}
 	}
 	for plane, dim := range []int{c.HeadDim, c.ValueDim} {
+		if c.DType == la.Q4 {
+			all = append(all, section{plane, 18, rows * dim / 32 * 18, false})
+			continue
+		}
 		all = append(all, section{plane, 1, rows * dim, false})
 		switch c.Scales {
 		case la.ScalesByToken:
@@ -294,7 +301,7 @@ func TestEightBatchInvariance(t *testing.T) {
 	}
 }
 
-// TestEightBytes: caches and saved sequences have a byte for an element, and 4 for a scale.
+// TestEightBytes: caches and saved sequences have a byte for an element of 8 bits, 4 for its scale, and 18 for 32 numbers of 4 bits.
 func TestEightBytes(t *testing.T) {
 	rng := reftest.Rand(t)
 	for kind := range eightKinds {
@@ -353,6 +360,8 @@ func TestEightNaN(t *testing.T) {
 						{4, []byte{0, 0, 0xc0, 0x7f}, "scale 1 is NaN"}, {0, []byte{0, 0, 0x80, 0x7f}, "scale 0 is +Inf"},
 						{0, []byte{0, 0, 0, 0}, "scale 0 is 0"}, {0, []byte{0, 0, 0x80, 0xbf}, "scale 0 is -1"},
 					}
+				case s.size == 18:
+					all = []damage{{18 + 16, []byte{0xc0, 0x7f}, "the scale of element 1 is NaN"}, {16, []byte{0x80, 0xff}, "the scale of element 0 is -Inf"}}
 				case s.size == 1:
 					all = []damage{{5, []byte{nan}, "element 5 is NaN"}}
 				}
@@ -380,7 +389,7 @@ func TestEightNaN(t *testing.T) {
 			}
 		}
 		_, err := bad.WriteTo(new(bytes.Buffer))
-		wantError(t, err, la.ErrFormat, "WriteTo", "layer 1, plane 0: element")
+		wantError(t, err, la.ErrFormat, "WriteTo", "layer 1, plane 0", "NaN")
 		closeCache(t, cache)
 	}
 }
@@ -398,10 +407,15 @@ func TestEightRefused(t *testing.T) {
 	}
 	refuse(la.ErrUnsupported, "DType is int8 with ValuesInKeys", la.CacheConfig{HeadDim: 192, ValueDim: 128, ValuesInKeys: true, DType: tensor.Int8})
 	refuse(la.ErrUnsupported, "ValueDim is 129 with ValuesInKeys and E4M3; it must be a multiple of 128", la.CacheConfig{HeadDim: 200, ValueDim: 129, ValuesInKeys: true, DType: la.E4M3})
+	refuse(la.ErrUnsupported, "HeadDim is 48 and ValueDim 64; with Q4 both must be multiples of 32", la.CacheConfig{HeadDim: 48, ValueDim: 64, DType: la.Q4})
+	refuse(la.ErrUnsupported, "HeadDim is 64 and ValueDim 80; with Q4", la.CacheConfig{HeadDim: 64, ValueDim: 80, DType: la.Q4})
+	refuse(la.ErrUnsupported, "DType is Q4 with ValuesInKeys", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.Q4})
+	refuse(la.ErrOption, "a cache of Q4 has no Scales", la.CacheConfig{HeadDim: 64, DType: la.Q4, Scales: la.ScalesByHead})
 	refuse(la.ErrDType, "DType is uint8", la.CacheConfig{HeadDim: 64, DType: tensor.Uint8})
 	gpu, _ := la.FakeGPU(t)
 	refuse(la.ErrUnsupported, "e4m3 with a scale for each token and head", la.CacheConfig{HeadDim: 64, DType: la.E4M3, Device: gpu})
 	refuse(la.ErrUnsupported, "int8 with a scale for each token and head", la.CacheConfig{HeadDim: 128, DType: tensor.Int8, Device: gpu})
+	refuse(la.ErrUnsupported, "mixed keys of q4", la.CacheConfig{HeadDim: 128, DType: la.Q4, Device: gpu})
 	refuse(la.ErrUnsupported, "of", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, Device: gpu})
 
 	plain := la.CacheConfig{HeadDim: 64, DType: la.E4M3}
@@ -411,7 +425,7 @@ func TestEightRefused(t *testing.T) {
 		return c
 	}
 	refuse(la.ErrOption, "Scales is Scales(3), none of ScalesByToken", with(func(c *la.CacheConfig) { c.Scales = 3 }))
-	refuse(la.ErrOption, "a cache of Float16 has no scales", with(func(c *la.CacheConfig) { c.DType, c.Scales = la.Float16, la.ScalesByPage }))
+	refuse(la.ErrOption, "a cache of Float16 has no Scales", with(func(c *la.CacheConfig) { c.DType, c.Scales = la.Float16, la.ScalesByPage }))
 	refuse(la.ErrUnsupported, "Scales is ScalesByHead with ValuesInKeys", la.CacheConfig{HeadDim: 192, ValueDim: 128, ValuesInKeys: true, DType: la.E4M3, Scales: la.ScalesByHead})
 	refuse(la.ErrOption, "KeyScales is set, and Scales is ScalesByToken", with(func(c *la.CacheConfig) { c.KeyScales = []float32{1} }))
 	refuse(la.ErrOption, "ValueScales is set, and Scales is ScalesByPage", with(func(c *la.CacheConfig) { c.Scales, c.ValueScales = la.ScalesByPage, []float32{1} }))

@@ -247,6 +247,7 @@ func poison(t attn.DType, bytes []byte) {
 		attn.BFloat16: {0xc0, 0x7f},
 		attn.E4M3:     {0x7f},
 		attn.Int8:     {0x80},
+		attn.Q4:       {16: 0xc0, 17: 0x7f},
 	}[t]
 	for i := range bytes {
 		bytes[i] = nan[i%len(nan)]

@@ -300,9 +300,9 @@ func TestQueryOnlyStorage(t *testing.T) {
 	for _, c := range []struct {
 		dtype   tensor.Dtype
 		latents bool
-	}{{tensor.Float32, false}, {la.Float16, false}, {la.BFloat16, true}, {la.E4M3, false}, {la.E4M3, true}, {tensor.Int8, false}} {
+	}{{tensor.Float32, false}, {la.Float16, false}, {la.BFloat16, true}, {la.E4M3, false}, {la.E4M3, true}, {tensor.Int8, false}, {la.Q4, false}} {
 		const heads, before = 4, 11
-		config := la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 16, DType: c.dtype, PageSize: 4, Pages: 30}
+		config := la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 32, DType: c.dtype, PageSize: 4, Pages: 30}
 		if c.latents {
 			config.KVHeads, config.HeadDim, config.ValueDim, config.ValuesInKeys = 1, 128+16, 128, true
 		}

@@ -24,7 +24,7 @@ import (
 //	 0      8      "LEANSEQ\n"
 //	 8      4      version: 1, or 2 where tokens were given back
 //	12      4      element type: 1 float32, 2 float16, 3 bfloat16; of e4m3 and int8 with scales of tokens 4 and 5, of heads 6 and 7,
-//	               of pages 8 and 9
+//	               of pages 8 and 9; q4 10
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
@@ -68,7 +68,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Errors:
 //
 //   - [ErrState] while the sequence is in an open step; [ErrClosed]; errors of w
-//   - [ErrFormat] for NaN in a cache of E4M3 or Int8, which ReadSequence would refuse
+//   - [ErrFormat] for NaN in a cache of E4M3, int8 or Q4, which ReadSequence would refuse
 //   - on a GPU: errors of the GPU; [ErrUnsupported] during [GPU.Record]; under the build tag cuda [ErrClosed] after the machine with
 //     the tokens was closed
 //
@@ -151,7 +151,7 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 //
 // Errors, after which the cache is as before:
 //
-//   - [ErrFormat]: not a saved sequence, damaged, NaN in 8 bits, or cut short. The error is also io.EOF if r is empty, else io.ErrUnexpectedEOF.
+//   - [ErrFormat]: not a saved sequence, damaged, NaN in 8 or 4 bits, or cut short. The error is also io.EOF if r is empty, else io.ErrUnexpectedEOF.
 //   - [ErrUnsupported]: another version of the format
 //   - [ErrShape], [ErrDType]: another cache, or one that needs freed tokens
 //   - [ErrCacheFull]: too few free pages; [ErrLength]: more tokens than all pages hold; [ErrClosed]; errors of r
@@ -424,7 +424,7 @@ type sequencePart struct {
 	tokens []byte // (tokens, KVHeads, dim), little endian
 	runs   []int  // of consecutive tokens in one page: their number
 	heads  int
-	size   int // bytes of an element
+	size   int // bytes of what has the byte order of the machine
 	row    int // bytes of a head of a token
 }
 
@@ -437,14 +437,16 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 	var tokens, memory []byte
 	for part.Layer = range c.Layers {
 		for part.Slab = range format.Slabs {
-			part.size = part.Slab.DType.Size()
+			if part.size = part.Slab.DType.Size(); part.Slab.DType.Columns() > 1 {
+				part.size = 1 // bytes in one order on all machines
+			}
 			if part.Slab.Row == 0 {
 				if err := s.eachPage(gone, part, visit); err != nil {
 					return err
 				}
 				continue
 			}
-			part.row = part.Slab.Row * part.size
+			part.row = part.Slab.Row * part.Slab.DType.Size()
 			most := part.tokensOf(c.PageSize)
 			for from, to := 0, 0; from < s.table.Tokens; from = to {
 				if from >= gone.First && from < gone.End {
@@ -565,7 +567,7 @@ func (p *sequencePart) copyTokens(in bool) {
 	}
 }
 
-// checkNumbers returns an error if elements of 8 bits are NaN, or a scale is not a positive number.
+// checkNumbers returns an error if elements of 8 or 4 bits are NaN, or a scale is not a positive number.
 func (p *sequencePart) checkNumbers(op string) error {
 	bad := -1
 	switch b := p.tokens; {
@@ -577,6 +579,12 @@ func (p *sequencePart) checkNumbers(op string) error {
 		}
 	case p.Slab.DType == attn.E4M3:
 		bad = slices.IndexFunc(b, func(x byte) bool { return half.E4M3(x).IsNaN() })
+	case p.Slab.DType == attn.Q4:
+		for i := 0; i < len(b); i += len(half.Q4{}) {
+			if s := (*half.Q4)(b[i:]).Scale(); !(math.Abs(float64(s)) <= math.MaxFloat32) {
+				return errs.Errorf(op, ErrFormat, "layer %d, plane %d: the scale of element %d is %v; it must be finite", p.Layer, p.Slab.Plane, i/len(half.Q4{}), s)
+			}
+		}
 	case p.Slab.DType == attn.Int8:
 		bad = slices.IndexFunc(b, func(x byte) bool { return half.Int8(x).IsNaN() })
 	}

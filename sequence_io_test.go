@@ -545,8 +545,11 @@ func TestReverseElements(t *testing.T) {
 	}
 }
 
-// savedEight is a type of 8 bits and its scales by the number in saved sequences.
+// savedEight is a type of 8 or 4 bits and its scales by the number in saved sequences.
 func savedEight(n byte) (tensor.Dtype, Scales) {
+	if n == 10 {
+		return Q4, 0
+	}
 	return []tensor.Dtype{E4M3, tensor.Int8}[n%2], Scales(n/2-2) % 3
 }
 
@@ -561,9 +564,11 @@ func FuzzReadSequence(f *testing.F) {
 	f.Add(forged(good, 32, 255, 255, 255, 255, 255, 255, 255, 255), false)
 	withGap := slices.Concat(good[:8], []byte{savedWithGap}, good[9:40], []byte{1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0}, good[40:headerBytes+4*40+sumBytes]) // four tokens of 40 bytes are left
 	f.Add(withGap, true)
-	for i := range byte(6) {
+	for i := range byte(7) {
 		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, PageSize: 3, Pages: 2}
-		config.DType, config.Scales = savedEight(4 + i)
+		if config.DType, config.Scales = savedEight(4 + i); config.DType == Q4 {
+			config.HeadDim, config.ValueDim = 64, 32
+		}
 		c, err := NewCache(config)
 		noError(f, err)
 		c.eachSlab(func(_ attn.DType, b []byte) {
@@ -579,7 +584,9 @@ func FuzzReadSequence(f *testing.F) {
 		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: Float16, PageSize: 3, Pages: 5}
 		head := headerBytes
 		if len(data) > 12 && data[12] > 3 {
-			config.DType, config.Scales = savedEight(data[12])
+			if config.DType, config.Scales = savedEight(data[12]); config.DType == Q4 {
+				config.HeadDim, config.ValueDim = 64, 32
+			}
 		}
 		if len(data) > 8 && data[8] == savedWithGap {
 			head, config.Window, config.SinkTokens, config.Pages = head+gapBytes, 3, 1, 2*config.Pages

@@ -58,8 +58,8 @@ func checkPositions(op string, i int, a *Append) error {
 // canQuery lists the features of attention by rows whose keys are not stored. Such a row sees all tokens of its sequence.
 var canQuery = attn.Can{
 	Name:     "attention of a row that is QueryOnly",
-	Features: attn.InParts&^(attn.Trees|attn.Sinks) | attn.Rotates | attn.RotatesBehind | attn.BatchInvariance,
-	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8},
+	Features: attn.InParts&^(attn.Trees|attn.Sinks) | attn.Rotates | attn.RotatesBehind | attn.MixedKeys | attn.BatchInvariance,
+	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8, attn.Q4},
 }
 
 // checkQuery checks append i, which is QueryOnly.

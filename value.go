@@ -54,3 +54,9 @@ var (
 // E4M3 is the element type of caches ([CacheConfig]) that store keys and values as 8-bit floating-point numbers with 4 bits of
 // exponent and 3 bits of fraction, as the OCP specification has them (E4M3FN). There are no tensors of the type.
 var E4M3 = operand.E4M3
+
+// Q4 is the element type of caches ([CacheConfig]) that store keys and values in 4 bits. 32 neighbours of a row are an element of 18
+// bytes: a scale of 16 bits, and for each number an index of 4 bits to integers from -127 to 111 that suit a normal distribution. Keys
+// are multiplied by a Hadamard matrix of 32 x 32 before they are rounded, and queries before scores: this spreads outliers, and leaves
+// scores as they are. There are no tensors of the type.
+var Q4 = operand.Q4

@@ -22,6 +22,7 @@ const (
 	ValuesInKeys  // values are parts of keys
 	SeveralTypes  // planes are of different types
 	Scaled        // elements of pages have scales
+	MixedKeys     // keys are mixed, and queries must be
 	OtherPolicy   // a schedule other than stream-K
 	SetTiles      // the caller sets the size of LeanTiles
 	SetWorkers    // the caller sets the number of workers
@@ -96,6 +97,8 @@ func (f Feature) text(p *Problem) string {
 			}
 		}
 		return "keys and values with scales"
+	case MixedKeys:
+		return fmt.Sprintf("mixed keys of %v", p.Pages.Key().DType)
 	case OtherPolicy:
 		return fmt.Sprintf("the schedule %v", p.Policy.Kind)
 	case SetTiles:

@@ -23,11 +23,15 @@ type Format struct {
 // Plane is a row of elements for each token and KV head, and the scales of these elements.
 type Plane struct {
 	DType  DType
-	Dim    int // elements of a row
+	Dim    int  // columns of a row: numbers
+	Mixed  bool // rows are multiplied by a Hadamard matrix: see half.MixQ4
 	Scales Scales
 	Group  int         // columns that share a scale, with ScalesByGroup
 	At     PageStrides // where rows lie
 }
+
+// Elements returns the elements of a row.
+func (p *Plane) Elements() int { return p.Dim / p.DType.Columns() }
 
 // Columns are the first Dim elements of the rows of a plane.
 type Columns struct{ Plane, Dim int }
@@ -72,7 +76,8 @@ func (f Format) As(t DType) Format {
 func (f Format) Packed(heads, tokens int) Format {
 	for i := range f.planes() {
 		p := &f.Planes[i]
-		p.At = PageStrides{Page: Product(heads, tokens, p.Dim), Head: Product(tokens, p.Dim), Row: p.Dim}
+		n := p.Elements()
+		p.At = PageStrides{Page: Product(heads, tokens, n), Head: Product(tokens, n), Row: n}
 	}
 	return f
 }
@@ -122,6 +127,9 @@ func (f *Format) features() (x Feature) {
 		x |= ValuesInKeys
 	}
 	for i := range f.planes() {
+		if f.Planes[i].Mixed {
+			x |= MixedKeys
+		}
 		if p := &f.Planes[i]; p.Scales != NoScales {
 			x |= Scaled
 		} else if p.DType != f.Planes[0].DType {
@@ -151,7 +159,7 @@ type Slab struct {
 func (f *Format) Slabs(visit func(Slab) bool) {
 	for i := range f.planes() {
 		p := &f.Planes[i]
-		if !visit(Slab{Plane: i, DType: p.DType, Row: p.Dim}) {
+		if !visit(Slab{Plane: i, DType: p.DType, Row: p.Elements()}) {
 			return
 		}
 		if p.Scales > ScalesByHead && !visit(Slab{Plane: i, Scales: true, DType: Float32, Row: p.scalesOfToken()}) {
@@ -238,6 +246,12 @@ func (f *Format) Check(op string) error {
 			return Errorf(op, ErrShape, "plane %d is behind one without elements", i)
 		case p.DType.Size() == 0:
 			return Errorf(op, ErrDType, "keys and values of %v", p.DType)
+		case p.Dim%p.DType.Columns() != 0:
+			return Errorf(op, ErrShape, "plane %d has rows of %d columns of %v, which has %d in an element", i, p.Dim, p.DType, p.DType.Columns())
+		case p.Mixed && (p.DType != Q4 || i > 0 || f.KeyPlanes > 1 || f.InKeys()):
+			return Errorf(op, ErrShape, "plane %d of %v is mixed; a plane of %v can be that has all of the keys, and no values", i, p.DType, Q4)
+		case p.DType.Columns() > 1 && p.Scales != NoScales:
+			return Errorf(op, ErrShape, "plane %d of %v has %v; its elements have scales of their own", i, p.DType, p.Scales)
 		case p.Scales > ScalesByGroup:
 			return Errorf(op, ErrShape, "plane %d has %v", i, p.Scales)
 		case p.Scales == ScalesByGroup && (p.Group < 1 || p.Group > p.Dim) || p.Scales != ScalesByGroup && p.Group != 0:

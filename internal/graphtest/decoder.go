@@ -362,7 +362,12 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		u.rows = s.QueryRows()
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
 		q := slices.Clone(c.Q)
-		d.turn(t, c.Q, d.Heads, parts)
+		if d.turn(t, c.Q, d.Heads, parts); cfg.DType == la.Q4 {
+			reftest.MixQ4(c.Q, reftest.Float64) // keys are mixed
+			for i := range c.Q {
+				c.Q[i] /= 32
+			}
+		}
 		k := d.history(c.K, l, 0, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
 			d.turn(t, x, cfg.KVHeads, []Appended{p})
 		})
@@ -394,7 +399,7 @@ func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old 
 		turn(x, p)
 		for i := range len(x) / dim {
 			row, token, head := x[i*dim:][:dim], p.To.Seq.Len()+i/c.KVHeads, i%c.KVHeads
-			d.store(row, func(e reftest.Eight) float64 {
+			d.store(row, what == 0, func(e reftest.Eight) float64 {
 				switch c.Scales {
 				case la.ScalesByHead:
 					if given := [][]float32{c.KeyScales, c.ValueScales}[what]; given != nil {
@@ -429,11 +434,14 @@ func (s *Stored) pageScale(what, layer, at int) *float64 {
 }
 
 // store rounds a key or a value of a head as the cache does. scale returns the scale of the row.
-func (d *Decoder) store(row []float64, scale func(reftest.Eight) float64) {
+func (d *Decoder) store(row []float64, key bool, scale func(reftest.Eight) float64) {
 	c := d.Cache.Config()
 	e := map[tensor.Dtype]reftest.Eight{la.E4M3: reftest.E4M3, tensor.Int8: reftest.Int8}[c.DType]
 	f, acc := Format(c.DType), Format(d.Query)
 	switch {
+	case c.DType == la.Q4:
+		reftest.StoreQ4(row, key, acc)
+		return
 	case e == reftest.NoEight:
 	case c.ValuesInKeys:
 		f = reftest.BFloat16

@@ -12,15 +12,16 @@ var formats = [...]struct {
 	scales attn.Scales
 	stored attn.DType
 }{
-	1: {tensor.Float32, attn.NoScales, attn.Float32},
-	2: {operand.Float16, attn.NoScales, attn.Float16},
-	3: {operand.BFloat16, attn.NoScales, attn.BFloat16},
-	4: {operand.E4M3, attn.ScalesByToken, attn.E4M3},
-	5: {tensor.Int8, attn.ScalesByToken, attn.Int8},
-	6: {operand.E4M3, attn.ScalesByHead, attn.E4M3},
-	7: {tensor.Int8, attn.ScalesByHead, attn.Int8},
-	8: {operand.E4M3, attn.ScalesByPage, attn.E4M3},
-	9: {tensor.Int8, attn.ScalesByPage, attn.Int8},
+	1:  {tensor.Float32, attn.NoScales, attn.Float32},
+	2:  {operand.Float16, attn.NoScales, attn.Float16},
+	3:  {operand.BFloat16, attn.NoScales, attn.BFloat16},
+	4:  {operand.E4M3, attn.ScalesByToken, attn.E4M3},
+	5:  {tensor.Int8, attn.ScalesByToken, attn.Int8},
+	6:  {operand.E4M3, attn.ScalesByHead, attn.E4M3},
+	7:  {tensor.Int8, attn.ScalesByHead, attn.Int8},
+	8:  {operand.E4M3, attn.ScalesByPage, attn.E4M3},
+	9:  {tensor.Int8, attn.ScalesByPage, attn.Int8},
+	10: {operand.Q4, attn.NoScales, attn.Q4},
 }
 
 // HasScales reports whether elements of a type have scales.
@@ -59,6 +60,7 @@ func FormatOf(t tensor.Dtype, scales attn.Scales, dim, valueDim, heads, tokens i
 		for i := range 2 {
 			f.Planes[i].Scales = scales
 		}
+		f.Planes[0].Mixed = stored == attn.Q4
 	}
 	return f.Packed(heads, tokens), n > 0
 }

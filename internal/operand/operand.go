@@ -69,6 +69,11 @@ func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
 
 // NewBuffer is memory for keys or values of a cache.
 func NewBuffer(t attn.DType, elements int) cpu.Buffer {
+	if t.Columns() > 1 {
+		b := bufferOf(t, make([]uint8, elements*t.Size()))
+		b.Len = elements
+		return b
+	}
 	switch t.Size() {
 	case 1:
 		return bufferOf(t, make([]uint8, elements))
@@ -153,11 +158,13 @@ func AppendLengths[T int | int32 | int64](op, name string, dst []int, src []T, c
 	return dst, nil
 }
 
-// Float16 and BFloat16 are the element types of 16 bits. E4M3 is one of 8 bits, that caches have, and no tensors.
+// Float16 and BFloat16 are the element types of 16 bits. E4M3 and Q4, of 8 and of 4 bits, are those of caches
+// alone.
 var (
 	Float16  = tensor.Dtype{Type: reflect.TypeFor[half.Float16]()}
 	BFloat16 = tensor.Dtype{Type: reflect.TypeFor[half.BFloat16]()}
 	E4M3     = tensor.Dtype{Type: reflect.TypeFor[half.E4M3]()}
+	Q4       = tensor.Dtype{Type: reflect.TypeFor[half.Q4]()}
 )
 
 func init() {

@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -61,7 +62,7 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to 
 	return r.run(e, parts)
 }
 
-// scaledNanos is the time of one thread for an element that is scaled and rounded to 8 bits.
+// scaledNanos is the time of one thread for an element that is scaled and rounded to 8 or 4 bits.
 const scaledNanos = 4
 
 // appendRun is one call: all new tokens, in the order of the sequences, divided evenly among the workers.
@@ -100,7 +101,7 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 		if err := p.check("append", r.pages, r.seqs); err != nil {
 			return err
 		}
-		if width += p.dim; p.turns != nil {
+		if width += p.dim; p.changes() {
 			turned = p.dim
 		}
 	}
@@ -111,7 +112,7 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 	if unsafe.Sizeof(F(0)) == 8 {
 		nanos = cpu.ElementNanos
 	}
-	if parts[0].planes[0].Scales != attn.NoScales {
+	if x := &parts[0].planes[0]; x.Scales != attn.NoScales || x.DType == attn.Q4 {
 		nanos = scaledNanos
 	}
 	heads := r.pages.KVHeads
@@ -157,11 +158,11 @@ func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread 
 		src, of, from := p.row(r, q.Row+t, thread)
 		page, slot := slots(g, q, t)
 		if simple {
-			if p.turns == nil {
+			if !p.changes() {
 				n = min(end-t, g.PageTokens-slot)
 			}
 			x := &p.planes[0]
-			storeRows(&x.data, page*x.At.Page+slot*x.At.Row, x.At, src, of, from, n, heads, p.dim)
+			storeRows(&x.data, page*x.At.Page+slot*x.At.Row, x.At, src, of, from, n, heads, p.dim, x.Elements())
 		} else {
 			for h := range heads {
 				head := src[of+h*from.Head:][:p.dim]
@@ -176,16 +177,30 @@ func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread 
 	}
 }
 
-// row returns the memory of a row as it is stored: rotated, if the part is. The result is valid until the thread's next call.
+// changes reports whether rows are rotated or mixed before they are stored.
+func (p *appendPart[F]) changes() bool { return p.turns != nil || p.planes[0].Mixed }
+
+// row returns the memory of a row as it is stored: rotated and mixed, if the part is. The result is valid until the thread's next call.
 func (p *appendPart[F]) row(r *appendRun[F], row, thread int) (src []F, of int, from attn.Strides) {
 	of = row * p.From.Row
-	if p.turns == nil {
+	if !p.changes() {
 		return p.Rows, of, p.From
 	}
 	heads := r.pages.KVHeads
 	turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
 	for h := range heads {
-		turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[of+h*p.From.Head:][:p.dim])
+		to, src := turned[h*p.dim:][:p.dim], p.Rows[of+h*p.From.Head:][:p.dim]
+		if p.turns != nil {
+			turnRow(p.turns, row, to, src)
+			src = to
+		}
+		if p.planes[0].Mixed {
+			const largest = half.Q4Largest / half.Q4Columns // sums are finite
+			for i, x := range src {
+				to[i] = min(max(x, -largest), largest)
+			}
+			half.MixQ4(to)
+		}
 	}
 	return turned, 0, attn.Strides{Row: len(turned), Head: p.dim}
 }
@@ -263,7 +278,7 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 	}
 	for i := range seqs {
 		if err := seqs[i].CheckAppend(op, i, g.PageTokens, func(page, slots int) bool {
-			return x.At.Extent(page+1, g.KVHeads, slots, x.Dim) <= x.data.Len && x.ScaleLen(page+1, g.KVHeads, g.PageTokens) <= x.scales.Len
+			return x.At.Extent(page+1, g.KVHeads, slots, x.Elements()) <= x.data.Len && x.ScaleLen(page+1, g.KVHeads, g.PageTokens) <= x.scales.Len
 		}); err != nil {
 			return err
 		}
@@ -272,13 +287,13 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 }
 
 // storeRows stores n consecutive rows of each head, in runs that are contiguous on both sides.
-func storeRows[F lean.Float](dst *cpu.Buffer, to int, at attn.PageStrides, src []F, of int, from attn.Strides, n, heads, dim int) {
+func storeRows[F lean.Float](dst *cpu.Buffer, to int, at attn.PageStrides, src []F, of int, from attn.Strides, n, heads, dim, elements int) {
 	switch {
-	case at.Row == dim && from.Row == dim: // the rows of a head
+	case at.Row == elements && from.Row == dim: // the rows of a head
 		for h := range heads {
 			vector.Store(dst, to+h*at.Head, src[of+h*from.Head:][:n*dim])
 		}
-	case at.Head == dim && from.Head == dim: // the heads of a row
+	case at.Head == elements && from.Head == dim: // the heads of a row
 		for r := range n {
 			vector.Store(dst, to+r*at.Row, src[of+r*from.Row:][:heads*dim])
 		}

@@ -30,7 +30,8 @@ type assembly[F cpu.Real] struct {
 
 	factor float32 // by which elements of keys and values are too small, where these have scales
 
-	tiles *tiles // nil if there are none
+	tiles    *tiles    // nil if there are none
+	widening *widening // nil: many rows have steps of their own
 }
 
 const (
@@ -118,6 +119,10 @@ func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 			},
 		},
 	}
+	kernels[cpu.TierAVX2][attn.Q4] = fourBits(&assembly[float32]{few: panelRows, score: scoreQ4AVX2, weighted: weightedQ4AVX2},
+		kernels[cpu.TierAVX2][attn.Float32], widening{rows: widenedQ4AVX2, few: 4})
+	kernels[cpu.TierAVX512][attn.Q4] = fourBits(&assembly[float32]{few: few8, score: scoreQ4AVX512, weighted: weightedQ4AVX512, scoreLanes: scoreLanesQ4AVX512, weightedBlock: weightedBlockQ4AVX512},
+		kernels[cpu.TierAVX512][attn.Float32], widening{rows: widenedQ4AVX512, few: panelRows - 1})
 	for tier, kernels := range kernels {
 		for d, a := range kernels {
 			a.plain = plain[d]
@@ -199,6 +204,15 @@ func (a *assembly[F]) attend(t *tile) {
 
 // scores computes the scores of all rows with all keys.
 func (a *assembly[F]) scores(t *tile, stride int) {
+	if a.widens(t, t.Rows) {
+		a.scoresWidened(t, stride)
+		return
+	}
+	a.scoresStored(t, stride)
+}
+
+// scoresStored is scores of keys as they lie.
+func (a *assembly[F]) scoresStored(t *tile, stride int) {
 	if t.Alone { // the other methods sum in other orders
 		a.scoresByRow(t, stride, 0)
 		return
@@ -293,6 +307,15 @@ func (a *assembly[F]) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.
 // values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows). If rows are Alone,
 // each four keys are added together, and the rest one by one.
 func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
+	if a.widens(t, rows) {
+		a.valuesWidened(t, stride, row, rows, from, to)
+		return
+	}
+	a.valuesStored(t, stride, row, rows, from, to)
+}
+
+// valuesStored is values as they lie.
+func (a *assembly[F]) valuesStored(t *tile, stride, row, rows, from, to int) {
 	run, last := t.Run/4, (to+3)/4 // in quads
 	lead := a.lead(t.ValueDim, run)
 	for x := from / 4; x < last; {

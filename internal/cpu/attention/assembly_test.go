@@ -99,7 +99,7 @@ func (f *fenced[F]) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDi
 		Q: unsafe.Pointer(&q[0]), O: unsafe.Pointer(&f.o[0]), M: unsafe.Pointer(&f.m[0]), L: unsafe.Pointer(&f.l[0]),
 		Scores: unsafe.Pointer(&scores[0]), Wide: unsafe.Pointer(&wide[0]),
 		K: make([]Streams, 1), V: make([]Streams, 1), Run: (count + 3) / 4 * 4,
-		KStep: dim * d.Size(), VStep: valueDim * d.Size(),
+		KStep: dim * d.Size() / d.Columns(), VStep: valueDim * d.Size() / d.Columns(),
 	}
 	if masked {
 		visible := make([]int32, rows)
@@ -125,7 +125,7 @@ func (f *fenced[F]) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer
 		mem := f.fences[i].mem
 		return unsafe.Add(unsafe.Pointer(&mem[0]), len(mem))
 	}
-	b := cpu.Buffer{DType: f.dtype, Ptr: f.fences[i].take(len(x)*f.dtype.Size(), end), Len: len(x)}
+	b := cpu.Buffer{DType: f.dtype, Ptr: f.fences[i].take(len(x)*f.dtype.Size()/f.dtype.Columns(), end), Len: len(x) / f.dtype.Columns()}
 	cputest.Store(b.Ptr, b.DType, 0, x)
 	return b.Ptr
 }
@@ -195,7 +195,11 @@ func testAssemblyFenced[F cpu.Real](t *testing.T) {
 	f := newFenced[F](t)
 	dims := []int{1, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 72, 80, 96, 100, 128, 136, 256}
 	try := func(rows, count, dim, valueDim int) bool {
-		for _, d := range assembled[F]() {
+		types := assembled[F]()
+		if unsafe.Sizeof(F(0)) == 4 && dim%32 == 0 && valueDim%32 == 0 {
+			types = append(types, attn.Q4)
+		}
+		for _, d := range types {
 			f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(3) == 0, rng.IntN(2) == 0)
 			want := f.run(t, kernelOf[F](cpu.TierGo, d))
 			// A score is a sum of dim products of about 1/4, rounded in another order. A weight has its score's error

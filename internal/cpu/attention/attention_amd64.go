@@ -260,6 +260,35 @@ func scorePanelAVX2(s *float32, q *float32, panel *float32, rows int, dim int, s
 //go:noescape
 func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 
+// scoreQ4AVX2 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreQ4AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedQ4AVX2 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedQ4AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// widenedQ4AVX2 computes, for c < count, i < dim:
+//
+//	dst[c*dim+i] = x_c[i]
+//
+// where x_c lies at x[c%4] + at + c/4*step. dim is a multiple of 32, and count at least 1.
+//
+//go:noescape
+func widenedQ4AVX2(dst *float32, x **byte, at int, count int, dim int, step int)
+
 // scoreF32AVX512 computes, for r < rows, c < count:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
@@ -539,6 +568,58 @@ func scorePanelAVX512(s *float32, q *float32, panel *float32, rows int, dim int,
 //
 //go:noescape
 func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
+
+// scoreQ4AVX512 computes, for r < rows, c < count:
+//
+//	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreQ4AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// weightedQ4AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func weightedQ4AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// scoreLanesQ4AVX512 computes, for r < rows, c < count, with wdim = dim rounded up to a multiple of 16:
+//
+//	s[r*stride+c] = sum_i q_r[i] k_c[i]
+//	q_r[i] = q[8*(r/8*wdim+i/4*4)+r%8*4+i%4]   (0 for dim <= i < wdim)
+//
+// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/8)*8. wide is scratch
+// of 16*wdim elements.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+//
+//go:noescape
+func scoreLanesQ4AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+
+// weightedBlockQ4AVX512 computes, for r < rows, i < dim:
+//
+//	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
+//
+// where v_c lies at v[c%4] + at + c/4*step.
+// With each quad the one at ahead[0..3] + aheadAt is asked for, aheadStep further each time.
+// count is a multiple of 4, and so is rows, or 6.
+//
+//go:noescape
+func weightedBlockQ4AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+
+// widenedQ4AVX512 computes, for c < count, i < dim:
+//
+//	dst[c*dim+i] = x_c[i]
+//
+// where x_c lies at x[c%4] + at + c/4*step. dim is a multiple of 32, and count at least 1.
+//
+//go:noescape
+func widenedQ4AVX512(dst *float32, x **byte, at int, count int, dim int, step int)
 
 // weighNearAVX512 computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //

@@ -7385,26 +7385,22 @@ DATA c7fc00000<>+24(SB)/4, $0x7fc00000
 DATA c7fc00000<>+28(SB)/4, $0x7fc00000
 GLOBL c7fc00000<>(SB), RODATA|NOPTR, $32
 
-// func scoreF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
-// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
-TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
-	MOVQ  dim+48(FP), AX
-	MOVQ  AX, CX
-	ANDQ  $0x0f, CX
-	LEAQ  tailMasks<>+0(SB), DX
-	KMOVW (DX)(CX*2), K1
-	SHLQ  $0x02, AX
-	MOVQ  stride+56(FP), CX
-	SHLQ  $0x02, CX
-	MOVQ  CX, (SP)
-	MOVQ  at+24(FP), CX
-	MOVQ  CX, 8(SP)
-	MOVQ  aheadAt+80(FP), CX
-	MOVQ  CX, 16(SP)
-	MOVQ  s+0(FP), CX
-	MOVQ  CX, 24(SP)
-	MOVQ  count+40(FP), CX
-	MOVQ  CX, 32(SP)
+// func scoreQ4AVX2(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+TEXT ·scoreQ4AVX2(SB), NOSPLIT, $64-96
+	MOVQ dim+48(FP), AX
+	SHLQ $0x02, AX
+	MOVQ stride+56(FP), CX
+	SHLQ $0x02, CX
+	MOVQ CX, (SP)
+	MOVQ at+24(FP), CX
+	MOVQ CX, 8(SP)
+	MOVQ aheadAt+80(FP), CX
+	MOVQ CX, 16(SP)
+	MOVQ s+0(FP), CX
+	MOVQ CX, 24(SP)
+	MOVQ count+40(FP), CX
+	MOVQ CX, 32(SP)
 
 l310:
 	MOVQ    k+16(FP), CX
@@ -7442,8 +7438,1420 @@ l310:
 	MOVQ    R8, 56(SP)
 
 l312:
-	CMPQ   40(SP), $0x04
+	CMPQ   40(SP), $0x02
 	JL     l311
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   48(SP), R8
+	MOVQ   dim+48(FP), R12
+	MOVQ   R12, R13
+	SHRQ   $0x05, R13
+	IMUL3Q $0x12, R13, R13
+	XORQ   R12, R12
+
+l313:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VMOVQ        (BX)(R12*1), X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        (SI)(R12*1), X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        (DI)(R12*1), X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        (CX)(R12*1), X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMOVUPS      (R8), Y12
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VMOVUPS      (R8)(AX*1), Y12
+	VFMADD231PS  Y8, Y12, Y4
+	VFMADD231PS  Y9, Y12, Y5
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	VMOVQ        8(BX)(R12*1), X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        8(SI)(R12*1), X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        8(DI)(R12*1), X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        8(CX)(R12*1), X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMOVUPS      32(R8), Y12
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VMOVUPS      32(R8)(AX*1), Y12
+	VFMADD231PS  Y8, Y12, Y4
+	VFMADD231PS  Y9, Y12, Y5
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	VMOVQ        (BX)(R12*1), X8
+	VPSRLW       $0x04, X8, X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        (SI)(R12*1), X9
+	VPSRLW       $0x04, X9, X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        (DI)(R12*1), X10
+	VPSRLW       $0x04, X10, X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        (CX)(R12*1), X11
+	VPSRLW       $0x04, X11, X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMOVUPS      64(R8), Y12
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VMOVUPS      64(R8)(AX*1), Y12
+	VFMADD231PS  Y8, Y12, Y4
+	VFMADD231PS  Y9, Y12, Y5
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	VMOVQ        8(BX)(R12*1), X8
+	VPSRLW       $0x04, X8, X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        8(SI)(R12*1), X9
+	VPSRLW       $0x04, X9, X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        8(DI)(R12*1), X10
+	VPSRLW       $0x04, X10, X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        8(CX)(R12*1), X11
+	VPSRLW       $0x04, X11, X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMOVUPS      96(R8), Y12
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VMOVUPS      96(R8)(AX*1), Y12
+	VFMADD231PS  Y8, Y12, Y4
+	VFMADD231PS  Y9, Y12, Y5
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l313
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VUNPCKLPS    Y1, Y0, Y8
+	VUNPCKHPS    Y1, Y0, Y0
+	VADDPS       Y0, Y8, Y8
+	VUNPCKLPS    Y3, Y2, Y0
+	VUNPCKHPS    Y3, Y2, Y1
+	VADDPS       Y1, Y0, Y0
+	VUNPCKLPD    Y0, Y8, Y1
+	VUNPCKHPD    Y0, Y8, Y0
+	VADDPS       Y0, Y1, Y1
+	VUNPCKLPS    Y5, Y4, Y0
+	VUNPCKHPS    Y5, Y4, Y2
+	VADDPS       Y2, Y0, Y0
+	VUNPCKLPS    Y7, Y6, Y2
+	VUNPCKHPS    Y7, Y6, Y3
+	VADDPS       Y3, Y2, Y2
+	VUNPCKLPD    Y2, Y0, Y3
+	VUNPCKHPD    Y2, Y0, Y0
+	VADDPS       Y0, Y3, Y3
+	VEXTRACTF128 $0x01, Y1, X0
+	VADDPS       X0, X1, X0
+	VMOVUPS      X0, (R8)
+	VEXTRACTF128 $0x01, Y3, X0
+	VADDPS       X0, X3, X0
+	VMOVUPS      X0, (R8)(R12*1)
+	ADDQ         AX, 48(SP)
+	ADDQ         R12, 56(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         R12, 56(SP)
+	SUBQ         $0x02, 40(SP)
+	JMP          l312
+
+l311:
+	CMPQ   40(SP), $0x01
+	JL     l314
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   48(SP), R8
+	MOVQ   dim+48(FP), R12
+	MOVQ   R12, R13
+	SHRQ   $0x05, R13
+	IMUL3Q $0x12, R13, R13
+	XORQ   R12, R12
+
+l316:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VMOVQ        (BX)(R12*1), X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        (SI)(R12*1), X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        (DI)(R12*1), X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        (CX)(R12*1), X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMOVUPS      (R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	VMOVQ        8(BX)(R12*1), X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        8(SI)(R12*1), X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        8(DI)(R12*1), X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        8(CX)(R12*1), X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMOVUPS      32(R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	VMOVQ        (BX)(R12*1), X4
+	VPSRLW       $0x04, X4, X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        (SI)(R12*1), X5
+	VPSRLW       $0x04, X5, X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        (DI)(R12*1), X6
+	VPSRLW       $0x04, X6, X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        (CX)(R12*1), X7
+	VPSRLW       $0x04, X7, X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMOVUPS      64(R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	VMOVQ        8(BX)(R12*1), X4
+	VPSRLW       $0x04, X4, X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        8(SI)(R12*1), X5
+	VPSRLW       $0x04, X5, X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        8(DI)(R12*1), X6
+	VPSRLW       $0x04, X6, X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        8(CX)(R12*1), X7
+	VPSRLW       $0x04, X7, X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMOVUPS      96(R8), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l316
+	MOVQ         56(SP), CX
+	MOVQ         (SP), DX
+	VUNPCKLPS    Y1, Y0, Y4
+	VUNPCKHPS    Y1, Y0, Y0
+	VADDPS       Y0, Y4, Y4
+	VUNPCKLPS    Y3, Y2, Y0
+	VUNPCKHPS    Y3, Y2, Y1
+	VADDPS       Y1, Y0, Y0
+	VUNPCKLPD    Y0, Y4, Y1
+	VUNPCKHPD    Y0, Y4, Y0
+	VADDPS       Y0, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VADDPS       X0, X1, X0
+	VMOVUPS      X0, (CX)
+	SUBQ         $0x01, 40(SP)
+
+l314:
+	MOVQ step+64(FP), CX
+	ADDQ CX, 8(SP)
+	MOVQ aheadStep+88(FP), CX
+	ADDQ CX, 16(SP)
+	ADDQ $0x10, 24(SP)
+	SUBQ $0x04, 32(SP)
+	JG   l310
+	VZEROUPPER
+	RET
+
+DATA c0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
+DATA c0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
+GLOBL c0f0f0f0f<>(SB), RODATA|NOPTR, $32
+
+DATA q4Bytes<>+0(SB)/1, $-127
+DATA q4Bytes<>+1(SB)/1, $-102
+DATA q4Bytes<>+2(SB)/1, $-82
+DATA q4Bytes<>+3(SB)/1, $-66
+DATA q4Bytes<>+4(SB)/1, $-51
+DATA q4Bytes<>+5(SB)/1, $-37
+DATA q4Bytes<>+6(SB)/1, $-25
+DATA q4Bytes<>+7(SB)/1, $-12
+DATA q4Bytes<>+8(SB)/1, $+0
+DATA q4Bytes<>+9(SB)/1, $+13
+DATA q4Bytes<>+10(SB)/1, $+26
+DATA q4Bytes<>+11(SB)/1, $+39
+DATA q4Bytes<>+12(SB)/1, $+54
+DATA q4Bytes<>+13(SB)/1, $+70
+DATA q4Bytes<>+14(SB)/1, $+88
+DATA q4Bytes<>+15(SB)/1, $+111
+GLOBL q4Bytes<>(SB), RODATA|NOPTR, $16
+
+DATA cffff0000<>+0(SB)/4, $0xffff0000
+DATA cffff0000<>+4(SB)/4, $0xffff0000
+DATA cffff0000<>+8(SB)/4, $0xffff0000
+DATA cffff0000<>+12(SB)/4, $0xffff0000
+DATA cffff0000<>+16(SB)/4, $0xffff0000
+DATA cffff0000<>+20(SB)/4, $0xffff0000
+DATA cffff0000<>+24(SB)/4, $0xffff0000
+DATA cffff0000<>+28(SB)/4, $0xffff0000
+GLOBL cffff0000<>(SB), RODATA|NOPTR, $32
+
+// func weightedQ4AVX2(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·weightedQ4AVX2(SB), NOSPLIT, $96-96
+	MOVQ dim+48(FP), AX
+	SHLQ $0x02, AX
+	MOVQ stride+56(FP), CX
+	SHLQ $0x02, CX
+	MOVQ CX, (SP)
+	MOVQ at+24(FP), CX
+	MOVQ CX, 8(SP)
+	MOVQ aheadAt+80(FP), CX
+	MOVQ CX, 16(SP)
+	MOVQ p+8(FP), CX
+	MOVQ CX, 24(SP)
+	MOVQ count+40(FP), CX
+	MOVQ CX, 32(SP)
+
+l317:
+	CMPQ 32(SP), $0x04
+	JL   l318
+	MOVQ v+16(FP), CX
+	MOVQ 8(SP), DX
+	MOVQ (CX), BX
+	ADDQ DX, BX
+	MOVQ 8(CX), SI
+	ADDQ DX, SI
+	MOVQ 16(CX), DI
+	ADDQ DX, DI
+	MOVQ 24(CX), CX
+	ADDQ DX, CX
+	MOVQ ahead+72(FP), DX
+	MOVQ 16(SP), R8
+	MOVQ (DX), R9
+	ADDQ R8, R9
+	MOVQ 8(DX), R10
+	ADDQ R8, R10
+	MOVQ 16(DX), R11
+	ADDQ R8, R11
+	MOVQ 24(DX), DX
+	ADDQ R8, DX
+	MOVQ 24(SP), R8
+	MOVQ rows+32(FP), R12
+	MOVQ R12, 40(SP)
+	MOVQ o+0(FP), R12
+	MOVQ R12, 48(SP)
+	MOVQ R8, 56(SP)
+
+l321:
+	CMPQ         40(SP), $0x02
+	JL           l320
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VBROADCASTSS (R8), Y0
+	VBROADCASTSS 4(R8), Y1
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	ADDQ         R12, R8
+	VBROADCASTSS (R8), Y4
+	VBROADCASTSS 4(R8), Y5
+	VBROADCASTSS 8(R8), Y6
+	VBROADCASTSS 12(R8), Y7
+	ADDQ         R12, R8
+	MOVQ         R8, 56(SP)
+	MOVQ         48(SP), R8
+	MOVQ         dim+48(FP), R12
+	MOVQ         R12, R13
+	SHRQ         $0x05, R13
+	IMUL3Q       $0x12, R13, R13
+	XORQ         R12, R12
+
+l322:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VMOVQ        (BX)(R12*1), X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        (SI)(R12*1), X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        (DI)(R12*1), X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        (CX)(R12*1), X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMULPS       Y8, Y0, Y12
+	VFMADD231PS  Y9, Y1, Y12
+	VFMADD231PS  Y10, Y2, Y12
+	VFMADD231PS  Y11, Y3, Y12
+	VADDPS       (R8), Y12, Y12
+	VMOVUPS      Y12, (R8)
+	VMULPS       Y8, Y4, Y8
+	VFMADD231PS  Y9, Y5, Y8
+	VFMADD231PS  Y10, Y6, Y8
+	VFMADD231PS  Y11, Y7, Y8
+	VADDPS       (R8)(AX*1), Y8, Y8
+	VMOVUPS      Y8, (R8)(AX*1)
+	VMOVQ        8(BX)(R12*1), X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        8(SI)(R12*1), X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        8(DI)(R12*1), X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        8(CX)(R12*1), X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMULPS       Y8, Y0, Y12
+	VFMADD231PS  Y9, Y1, Y12
+	VFMADD231PS  Y10, Y2, Y12
+	VFMADD231PS  Y11, Y3, Y12
+	VADDPS       32(R8), Y12, Y12
+	VMOVUPS      Y12, 32(R8)
+	VMULPS       Y8, Y4, Y8
+	VFMADD231PS  Y9, Y5, Y8
+	VFMADD231PS  Y10, Y6, Y8
+	VFMADD231PS  Y11, Y7, Y8
+	VADDPS       32(R8)(AX*1), Y8, Y8
+	VMOVUPS      Y8, 32(R8)(AX*1)
+	VMOVQ        (BX)(R12*1), X8
+	VPSRLW       $0x04, X8, X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        (SI)(R12*1), X9
+	VPSRLW       $0x04, X9, X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        (DI)(R12*1), X10
+	VPSRLW       $0x04, X10, X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        (CX)(R12*1), X11
+	VPSRLW       $0x04, X11, X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMULPS       Y8, Y0, Y12
+	VFMADD231PS  Y9, Y1, Y12
+	VFMADD231PS  Y10, Y2, Y12
+	VFMADD231PS  Y11, Y3, Y12
+	VADDPS       64(R8), Y12, Y12
+	VMOVUPS      Y12, 64(R8)
+	VMULPS       Y8, Y4, Y8
+	VFMADD231PS  Y9, Y5, Y8
+	VFMADD231PS  Y10, Y6, Y8
+	VFMADD231PS  Y11, Y7, Y8
+	VADDPS       64(R8)(AX*1), Y8, Y8
+	VMOVUPS      Y8, 64(R8)(AX*1)
+	VMOVQ        8(BX)(R12*1), X8
+	VPSRLW       $0x04, X8, X8
+	VPAND        c0f0f0f0f<>+0(SB), X8, X8
+	VMOVDQU      q4Bytes<>+0(SB), X9
+	VPSHUFB      X8, X9, X8
+	VPMOVSXBD    X8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VPBROADCASTD 14(BX)(R12*1), Y9
+	VPAND        cffff0000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VMOVQ        8(SI)(R12*1), X9
+	VPSRLW       $0x04, X9, X9
+	VPAND        c0f0f0f0f<>+0(SB), X9, X9
+	VMOVDQU      q4Bytes<>+0(SB), X10
+	VPSHUFB      X9, X10, X9
+	VPMOVSXBD    X9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VPBROADCASTD 14(SI)(R12*1), Y10
+	VPAND        cffff0000<>+0(SB), Y10, Y10
+	VMULPS       Y10, Y9, Y9
+	VMOVQ        8(DI)(R12*1), X10
+	VPSRLW       $0x04, X10, X10
+	VPAND        c0f0f0f0f<>+0(SB), X10, X10
+	VMOVDQU      q4Bytes<>+0(SB), X11
+	VPSHUFB      X10, X11, X10
+	VPMOVSXBD    X10, Y10
+	VCVTDQ2PS    Y10, Y10
+	VPBROADCASTD 14(DI)(R12*1), Y11
+	VPAND        cffff0000<>+0(SB), Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVQ        8(CX)(R12*1), X11
+	VPSRLW       $0x04, X11, X11
+	VPAND        c0f0f0f0f<>+0(SB), X11, X11
+	VMOVDQU      q4Bytes<>+0(SB), X12
+	VPSHUFB      X11, X12, X11
+	VPMOVSXBD    X11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VPBROADCASTD 14(CX)(R12*1), Y12
+	VPAND        cffff0000<>+0(SB), Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VMULPS       Y8, Y0, Y12
+	VFMADD231PS  Y9, Y1, Y12
+	VFMADD231PS  Y10, Y2, Y12
+	VFMADD231PS  Y11, Y3, Y12
+	VADDPS       96(R8), Y12, Y12
+	VMOVUPS      Y12, 96(R8)
+	VMULPS       Y8, Y4, Y8
+	VFMADD231PS  Y9, Y5, Y8
+	VFMADD231PS  Y10, Y6, Y8
+	VFMADD231PS  Y11, Y7, Y8
+	VADDPS       96(R8)(AX*1), Y8, Y8
+	VMOVUPS      Y8, 96(R8)(AX*1)
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l322
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x02, 40(SP)
+	JMP          l321
+
+l320:
+	CMPQ         40(SP), $0x01
+	JL           l323
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VBROADCASTSS (R8), Y0
+	VBROADCASTSS 4(R8), Y1
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	ADDQ         R12, R8
+	MOVQ         R8, 56(SP)
+	MOVQ         48(SP), R8
+	MOVQ         dim+48(FP), R12
+	MOVQ         R12, R13
+	SHRQ         $0x05, R13
+	IMUL3Q       $0x12, R13, R13
+	XORQ         R12, R12
+
+l325:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VMOVQ        (BX)(R12*1), X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        (SI)(R12*1), X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        (DI)(R12*1), X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        (CX)(R12*1), X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMULPS       Y4, Y0, Y4
+	VFMADD231PS  Y5, Y1, Y4
+	VFMADD231PS  Y6, Y2, Y4
+	VFMADD231PS  Y7, Y3, Y4
+	VADDPS       (R8), Y4, Y4
+	VMOVUPS      Y4, (R8)
+	VMOVQ        8(BX)(R12*1), X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        8(SI)(R12*1), X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        8(DI)(R12*1), X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        8(CX)(R12*1), X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMULPS       Y4, Y0, Y4
+	VFMADD231PS  Y5, Y1, Y4
+	VFMADD231PS  Y6, Y2, Y4
+	VFMADD231PS  Y7, Y3, Y4
+	VADDPS       32(R8), Y4, Y4
+	VMOVUPS      Y4, 32(R8)
+	VMOVQ        (BX)(R12*1), X4
+	VPSRLW       $0x04, X4, X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        (SI)(R12*1), X5
+	VPSRLW       $0x04, X5, X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        (DI)(R12*1), X6
+	VPSRLW       $0x04, X6, X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        (CX)(R12*1), X7
+	VPSRLW       $0x04, X7, X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMULPS       Y4, Y0, Y4
+	VFMADD231PS  Y5, Y1, Y4
+	VFMADD231PS  Y6, Y2, Y4
+	VFMADD231PS  Y7, Y3, Y4
+	VADDPS       64(R8), Y4, Y4
+	VMOVUPS      Y4, 64(R8)
+	VMOVQ        8(BX)(R12*1), X4
+	VPSRLW       $0x04, X4, X4
+	VPAND        c0f0f0f0f<>+0(SB), X4, X4
+	VMOVDQU      q4Bytes<>+0(SB), X5
+	VPSHUFB      X4, X5, X4
+	VPMOVSXBD    X4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VPBROADCASTD 14(BX)(R12*1), Y5
+	VPAND        cffff0000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVQ        8(SI)(R12*1), X5
+	VPSRLW       $0x04, X5, X5
+	VPAND        c0f0f0f0f<>+0(SB), X5, X5
+	VMOVDQU      q4Bytes<>+0(SB), X6
+	VPSHUFB      X5, X6, X5
+	VPMOVSXBD    X5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VPBROADCASTD 14(SI)(R12*1), Y6
+	VPAND        cffff0000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VMOVQ        8(DI)(R12*1), X6
+	VPSRLW       $0x04, X6, X6
+	VPAND        c0f0f0f0f<>+0(SB), X6, X6
+	VMOVDQU      q4Bytes<>+0(SB), X7
+	VPSHUFB      X6, X7, X6
+	VPMOVSXBD    X6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VPBROADCASTD 14(DI)(R12*1), Y7
+	VPAND        cffff0000<>+0(SB), Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVQ        8(CX)(R12*1), X7
+	VPSRLW       $0x04, X7, X7
+	VPAND        c0f0f0f0f<>+0(SB), X7, X7
+	VMOVDQU      q4Bytes<>+0(SB), X8
+	VPSHUFB      X7, X8, X7
+	VPMOVSXBD    X7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VPBROADCASTD 14(CX)(R12*1), Y8
+	VPAND        cffff0000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VMULPS       Y4, Y0, Y4
+	VFMADD231PS  Y5, Y1, Y4
+	VFMADD231PS  Y6, Y2, Y4
+	VFMADD231PS  Y7, Y3, Y4
+	VADDPS       96(R8), Y4, Y4
+	VMOVUPS      Y4, 96(R8)
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l325
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x01, 40(SP)
+
+l323:
+	MOVQ step+64(FP), CX
+	ADDQ CX, 8(SP)
+	MOVQ aheadStep+88(FP), CX
+	ADDQ CX, 16(SP)
+	ADDQ $0x10, 24(SP)
+	SUBQ $0x04, 32(SP)
+	JMP  l317
+
+l318:
+	MOVQ v+16(FP), CX
+	MOVQ CX, 64(SP)
+
+l326:
+	SUBQ $0x01, 32(SP)
+	JL   l319
+	MOVQ 64(SP), CX
+	MOVQ (CX), CX
+	ADDQ 8(SP), CX
+	MOVQ 24(SP), DX
+	MOVQ rows+32(FP), BX
+	MOVQ BX, 72(SP)
+	MOVQ o+0(FP), BX
+	MOVQ BX, 80(SP)
+	MOVQ DX, 88(SP)
+
+l328:
+	CMPQ         72(SP), $0x01
+	JL           l327
+	MOVQ         88(SP), DX
+	MOVQ         (SP), BX
+	VBROADCASTSS (DX), Y0
+	ADDQ         BX, DX
+	MOVQ         DX, 88(SP)
+	MOVQ         80(SP), DX
+	MOVQ         dim+48(FP), BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l329:
+	VMOVQ        (CX)(BX*1), X1
+	VPAND        c0f0f0f0f<>+0(SB), X1, X1
+	VMOVDQU      q4Bytes<>+0(SB), X2
+	VPSHUFB      X1, X2, X1
+	VPMOVSXBD    X1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VPBROADCASTD 14(CX)(BX*1), Y2
+	VPAND        cffff0000<>+0(SB), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VMULPS       Y1, Y0, Y1
+	VADDPS       (DX), Y1, Y1
+	VMOVUPS      Y1, (DX)
+	VMOVQ        8(CX)(BX*1), X1
+	VPAND        c0f0f0f0f<>+0(SB), X1, X1
+	VMOVDQU      q4Bytes<>+0(SB), X2
+	VPSHUFB      X1, X2, X1
+	VPMOVSXBD    X1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VPBROADCASTD 14(CX)(BX*1), Y2
+	VPAND        cffff0000<>+0(SB), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VMULPS       Y1, Y0, Y1
+	VADDPS       32(DX), Y1, Y1
+	VMOVUPS      Y1, 32(DX)
+	VMOVQ        (CX)(BX*1), X1
+	VPSRLW       $0x04, X1, X1
+	VPAND        c0f0f0f0f<>+0(SB), X1, X1
+	VMOVDQU      q4Bytes<>+0(SB), X2
+	VPSHUFB      X1, X2, X1
+	VPMOVSXBD    X1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VPBROADCASTD 14(CX)(BX*1), Y2
+	VPAND        cffff0000<>+0(SB), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VMULPS       Y1, Y0, Y1
+	VADDPS       64(DX), Y1, Y1
+	VMOVUPS      Y1, 64(DX)
+	VMOVQ        8(CX)(BX*1), X1
+	VPSRLW       $0x04, X1, X1
+	VPAND        c0f0f0f0f<>+0(SB), X1, X1
+	VMOVDQU      q4Bytes<>+0(SB), X2
+	VPSHUFB      X1, X2, X1
+	VPMOVSXBD    X1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VPBROADCASTD 14(CX)(BX*1), Y2
+	VPAND        cffff0000<>+0(SB), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VMULPS       Y1, Y0, Y1
+	VADDPS       96(DX), Y1, Y1
+	VMOVUPS      Y1, 96(DX)
+	ADDQ         $0x80, DX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l329
+	ADDQ         AX, 80(SP)
+	SUBQ         $0x01, 72(SP)
+	JMP          l328
+
+l327:
+	ADDQ $0x08, 64(SP)
+	ADDQ $0x04, 24(SP)
+	JMP  l326
+
+l319:
+	VZEROUPPER
+	RET
+
+// func widenedQ4AVX2(dst *float32, x **byte, at int, count int, dim int, step int)
+// Requires: AVX, AVX2
+TEXT ·widenedQ4AVX2(SB), NOSPLIT, $16-48
+	MOVQ dst+0(FP), AX
+	MOVQ at+16(FP), CX
+	MOVQ CX, (SP)
+	MOVQ count+24(FP), CX
+	MOVQ CX, 8(SP)
+	MOVQ dim+32(FP), CX
+
+l330:
+	MOVQ   x+8(FP), DX
+	MOVQ   (SP), BX
+	MOVQ   (DX), SI
+	ADDQ   BX, SI
+	MOVQ   8(DX), DI
+	ADDQ   BX, DI
+	MOVQ   16(DX), R8
+	ADDQ   BX, R8
+	MOVQ   24(DX), DX
+	ADDQ   BX, DX
+	MOVQ   CX, R9
+	SHRQ   $0x05, R9
+	IMUL3Q $0x12, R9, R9
+	XORQ   BX, BX
+
+l332:
+	VMOVQ        (SI)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(SI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVQ        8(SI)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(SI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 32(AX)
+	VMOVQ        (SI)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(SI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 64(AX)
+	VMOVQ        8(SI)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(SI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 96(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, R9
+	JL           l332
+	SUBQ         $0x01, 8(SP)
+	JLE          l331
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l333:
+	VMOVQ        (DI)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVQ        8(DI)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 32(AX)
+	VMOVQ        (DI)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 64(AX)
+	VMOVQ        8(DI)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DI)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 96(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l333
+	SUBQ         $0x01, 8(SP)
+	JLE          l331
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l334:
+	VMOVQ        (R8)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(R8)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVQ        8(R8)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(R8)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 32(AX)
+	VMOVQ        (R8)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(R8)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 64(AX)
+	VMOVQ        8(R8)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(R8)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 96(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l334
+	SUBQ         $0x01, 8(SP)
+	JLE          l331
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l335:
+	VMOVQ        (DX)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DX)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVQ        8(DX)(BX*1), X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DX)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 32(AX)
+	VMOVQ        (DX)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DX)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 64(AX)
+	VMOVQ        8(DX)(BX*1), X0
+	VPSRLW       $0x04, X0, X0
+	VPAND        c0f0f0f0f<>+0(SB), X0, X0
+	VMOVDQU      q4Bytes<>+0(SB), X1
+	VPSHUFB      X0, X1, X0
+	VPMOVSXBD    X0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VPBROADCASTD 14(DX)(BX*1), Y1
+	VPAND        cffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, 96(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l335
+	SUBQ         $0x01, 8(SP)
+	JLE          l331
+	MOVQ         step+40(FP), DX
+	ADDQ         DX, (SP)
+	JMP          l330
+
+l331:
+	VZEROUPPER
+	RET
+
+// func scoreF32AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreF32AVX512(SB), NOSPLIT, $88-96
+	MOVQ  dim+48(FP), AX
+	MOVQ  AX, CX
+	ANDQ  $0x0f, CX
+	LEAQ  tailMasks<>+0(SB), DX
+	KMOVW (DX)(CX*2), K1
+	SHLQ  $0x02, AX
+	MOVQ  stride+56(FP), CX
+	SHLQ  $0x02, CX
+	MOVQ  CX, (SP)
+	MOVQ  at+24(FP), CX
+	MOVQ  CX, 8(SP)
+	MOVQ  aheadAt+80(FP), CX
+	MOVQ  CX, 16(SP)
+	MOVQ  s+0(FP), CX
+	MOVQ  CX, 24(SP)
+	MOVQ  count+40(FP), CX
+	MOVQ  CX, 32(SP)
+
+l336:
+	MOVQ    k+16(FP), CX
+	MOVQ    8(SP), DX
+	MOVQ    (CX), BX
+	ADDQ    DX, BX
+	MOVQ    8(CX), SI
+	ADDQ    DX, SI
+	MOVQ    16(CX), DI
+	ADDQ    DX, DI
+	MOVQ    24(CX), CX
+	ADDQ    DX, CX
+	MOVQ    32(SP), DX
+	CMPQ    DX, $0x01
+	CMOVQLE BX, SI
+	CMPQ    DX, $0x02
+	CMOVQLE BX, DI
+	CMPQ    DX, $0x03
+	CMOVQLE BX, CX
+	MOVQ    ahead+72(FP), DX
+	MOVQ    16(SP), R8
+	MOVQ    (DX), R9
+	ADDQ    R8, R9
+	MOVQ    8(DX), R10
+	ADDQ    R8, R10
+	MOVQ    16(DX), R11
+	ADDQ    R8, R11
+	MOVQ    24(DX), DX
+	ADDQ    R8, DX
+	MOVQ    rows+32(FP), R8
+	MOVQ    R8, 40(SP)
+	MOVQ    q+8(FP), R8
+	MOVQ    R8, 48(SP)
+	MOVQ    24(SP), R8
+	MOVQ    R8, 56(SP)
+
+l338:
+	CMPQ   40(SP), $0x04
+	JL     l337
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7468,9 +8876,9 @@ l312:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l314
+	JZ     l340
 
-l313:
+l339:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7502,11 +8910,11 @@ l313:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l313
+	JL          l339
 
-l314:
+l340:
 	CMPQ        R12, 64(SP)
-	JGE         l315
+	JGE         l341
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7537,7 +8945,7 @@ l314:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l315:
+l341:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -7599,11 +9007,11 @@ l315:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l312
+	JMP           l338
 
-l311:
+l337:
 	CMPQ   40(SP), $0x02
-	JL     l316
+	JL     l342
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7619,9 +9027,9 @@ l311:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l319
+	JZ     l345
 
-l318:
+l344:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7643,11 +9051,11 @@ l318:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l318
+	JL          l344
 
-l319:
+l345:
 	CMPQ        R12, 72(SP)
-	JGE         l320
+	JGE         l346
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7668,7 +9076,7 @@ l319:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l320:
+l346:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -7703,9 +9111,9 @@ l320:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l316:
+l342:
 	CMPQ   40(SP), $0x01
-	JL     l321
+	JL     l347
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7717,9 +9125,9 @@ l316:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l324
+	JZ     l350
 
-l323:
+l349:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7732,11 +9140,11 @@ l323:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l323
+	JL          l349
 
-l324:
+l350:
 	CMPQ        R12, 80(SP)
-	JGE         l325
+	JGE         l351
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -7752,7 +9160,7 @@ l324:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l325:
+l351:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -7773,14 +9181,14 @@ l325:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l321:
+l347:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l310
+	JG   l336
 	VZEROUPPER
 	RET
 
@@ -7827,13 +9235,13 @@ TEXT ·scoreLanesF32AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l326:
+l352:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l327:
+l353:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -7858,9 +9266,9 @@ l327:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l330
+	JZ      l356
 
-l329:
+l355:
 	VMOVUPS (DI)(R11*4), Z0
 	VMOVUPS Z0, (AX)
 	VMOVUPS (R8)(R11*4), Z0
@@ -7872,11 +9280,11 @@ l329:
 	ADDQ    $0x00000040, AX
 	ADDQ    $0x10, R11
 	CMPQ    R11, R13
-	JL      l329
+	JL      l355
 
-l330:
+l356:
 	CMPQ      R11, 48(SP)
-	JGE       l331
+	JGE       l357
 	VMOVUPS.Z (DI)(R11*4), K1, Z0
 	VMOVUPS   Z0, (AX)
 	VMOVUPS.Z (R8)(R11*4), K1, Z0
@@ -7887,7 +9295,7 @@ l330:
 	VMOVUPS   Z0, (AX)(R12*1)
 	ADDQ      $0x00000040, AX
 
-l331:
+l357:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -7902,7 +9310,7 @@ l331:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x02, DI
 
-l332:
+l358:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -7913,24 +9321,24 @@ l332:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l332
+	JG   l358
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l328
+	JLE  l354
 	SUBQ $0x01, SI
-	JG   l327
+	JG   l353
 
-l328:
+l354:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l333:
+l359:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -7955,7 +9363,7 @@ l333:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l335:
+l361:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -8081,7 +9489,7 @@ l335:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000040, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l335
+	JG              l361
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -8125,48 +9533,48 @@ l335:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l334
+	JLE             l360
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l333
+	JG              l359
 
-l334:
+l360:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l326
+	JG   l352
 	VZEROUPPER
 	RET
 
@@ -8191,9 +9599,9 @@ TEXT ·weightedF32AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l336:
+l362:
 	CMPQ 32(SP), $0x04
-	JL   l337
+	JL   l363
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -8221,9 +9629,9 @@ l336:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l340:
+l366:
 	CMPQ         40(SP), $0x04
-	JL           l339
+	JL           l365
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8255,9 +9663,9 @@ l340:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l342
+	JZ           l368
 
-l341:
+l367:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8293,11 +9701,11 @@ l341:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l341
+	JL          l367
 
-l342:
+l368:
 	CMPQ        R12, 64(SP)
-	JGE         l343
+	JGE         l369
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8336,17 +9744,17 @@ l342:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l343:
+l369:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l340
+	JMP  l366
 
-l339:
+l365:
 	CMPQ         40(SP), $0x02
-	JL           l344
+	JL           l370
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8367,9 +9775,9 @@ l339:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l347
+	JZ           l373
 
-l346:
+l372:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8393,11 +9801,11 @@ l346:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l346
+	JL          l372
 
-l347:
+l373:
 	CMPQ        R12, 72(SP)
-	JGE         l348
+	JGE         l374
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8422,14 +9830,14 @@ l347:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l348:
+l374:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l344:
+l370:
 	CMPQ         40(SP), $0x01
-	JL           l349
+	JL           l375
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -8445,9 +9853,9 @@ l344:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l352
+	JZ           l378
 
-l351:
+l377:
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8461,11 +9869,11 @@ l351:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l351
+	JL          l377
 
-l352:
+l378:
 	CMPQ        R12, 80(SP)
-	JGE         l353
+	JGE         l379
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (R10)(R12*4)
 	PREFETCHT0  (R11)(R12*4)
@@ -8483,26 +9891,26 @@ l352:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l353:
+l379:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l349:
+l375:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l336
+	JMP  l362
 
-l337:
+l363:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l354:
+l380:
 	SUBQ $0x01, 32(SP)
-	JL   l338
+	JL   l364
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -8513,9 +9921,9 @@ l354:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l356:
+l382:
 	CMPQ         96(SP), $0x01
-	JL           l355
+	JL           l381
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -8528,20 +9936,20 @@ l356:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l358
+	JZ           l384
 
-l357:
+l383:
 	VMULPS  (CX)(BX*4), Z0, Z1
 	VADDPS  (DX), Z1, Z1
 	VMOVUPS Z1, (DX)
 	ADDQ    $0x40, DX
 	ADDQ    $0x10, BX
 	CMPQ    BX, SI
-	JL      l357
+	JL      l383
 
-l358:
+l384:
 	CMPQ      BX, 120(SP)
-	JGE       l359
+	JGE       l385
 	VMOVUPS.Z (CX)(BX*4), K1, Z1
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS.Z (DX), K1, Z1
@@ -8549,17 +9957,17 @@ l358:
 	VMOVUPS   Z0, K1, (DX)
 	ADDQ      $0x40, DX
 
-l359:
+l385:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l356
+	JMP  l382
 
-l355:
+l381:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l354
+	JMP  l380
 
-l338:
+l364:
 	VZEROUPPER
 	RET
 
@@ -8589,9 +9997,9 @@ TEXT ·panelF32AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l361
+	JZ    l387
 
-l360:
+l386:
 	VMOVUPS    (R8), Z0
 	VMOVUPS    (R9), Z1
 	VMOVUPS    (R10), Z2
@@ -8695,11 +10103,11 @@ l360:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l360
+	JL         l386
 
-l361:
+l387:
 	CMPQ       BX, (SP)
-	JGE        l362
+	JGE        l388
 	VMOVUPS.Z  (R8), K1, Z0
 	VMOVUPS.Z  (R9), K1, Z1
 	VMOVUPS.Z  (R10), K1, Z2
@@ -8802,7 +10210,7 @@ l361:
 	ADDQ       $0x40, DI
 	ADDQ       $0x00000800, SI
 
-l362:
+l388:
 	VZEROUPPER
 	RET
 
@@ -8827,9 +10235,9 @@ TEXT ·weightedBlockF32AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l364:
+l390:
 	CMPQ    16(SP), $0x20
-	JL      l365
+	JL      l391
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -8842,9 +10250,9 @@ l364:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l367:
+l393:
 	CMPQ   56(SP), $0x08
-	JL     l366
+	JL     l392
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -8889,7 +10297,7 @@ l367:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l368:
+l394:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z16
@@ -9015,7 +10423,7 @@ l368:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l368
+	JG           l394
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -9084,14 +10492,14 @@ l368:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l367
+	JMP          l393
 
-l366:
-l370:
+l392:
+l396:
 	CMPQ   56(SP), $0x06
-	JL     l369
+	JL     l395
 	CMPQ   56(SP), $0x08
-	JE     l369
+	JE     l395
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9132,7 +10540,7 @@ l370:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l371:
+l397:
 	PREFETCHT0   (R12)
 	PREFETCHT0   64(R12)
 	VMOVUPS      (R8), Z12
@@ -9234,7 +10642,7 @@ l371:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l371
+	JG           l397
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -9287,12 +10695,12 @@ l371:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l370
+	JMP          l396
 
-l369:
-l373:
+l395:
+l399:
 	CMPQ   56(SP), $0x04
-	JL     l372
+	JL     l398
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9328,7 +10736,7 @@ l373:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l374:
+l400:
 	PREFETCHT0   (R11)
 	PREFETCHT0   64(R11)
 	VMOVUPS      (DI), Z8
@@ -9405,7 +10813,7 @@ l374:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l374
+	JG           l400
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -9442,9 +10850,9 @@ l374:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l373
+	JMP          l399
 
-l372:
+l398:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000080, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9455,12 +10863,12 @@ l372:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l364
+	JMP     l390
 
-l365:
-l375:
+l391:
+l401:
 	CMPQ    16(SP), $0x10
-	JL      l376
+	JL      l402
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -9473,9 +10881,9 @@ l375:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l378:
+l404:
 	CMPQ   112(SP), $0x08
-	JL     l377
+	JL     l403
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9512,7 +10920,7 @@ l378:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l379:
+l405:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -9598,7 +11006,7 @@ l379:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l379
+	JG           l405
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -9643,14 +11051,14 @@ l379:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l378
+	JMP          l404
 
-l377:
-l381:
+l403:
+l407:
 	CMPQ   112(SP), $0x06
-	JL     l380
+	JL     l406
 	CMPQ   112(SP), $0x08
-	JE     l380
+	JE     l406
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9685,7 +11093,7 @@ l381:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l382:
+l408:
 	PREFETCHT0   (R12)
 	VMOVUPS      (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -9755,7 +11163,7 @@ l382:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l382
+	JG           l408
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -9790,12 +11198,12 @@ l382:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l381
+	JMP          l407
 
-l380:
-l384:
+l406:
+l410:
 	CMPQ   112(SP), $0x04
-	JL     l383
+	JL     l409
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9827,7 +11235,7 @@ l384:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l385:
+l411:
 	PREFETCHT0   (R11)
 	VMOVUPS      (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -9880,7 +11288,7 @@ l385:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l385
+	JG           l411
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -9905,9 +11313,9 @@ l385:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l384
+	JMP          l410
 
-l383:
+l409:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -9918,11 +11326,11 @@ l383:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l375
+	JMP     l401
 
-l376:
+l402:
 	CMPQ    16(SP), $0x00
-	JE      l363
+	JE      l389
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -9935,9 +11343,9 @@ l376:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l387:
+l413:
 	CMPQ   168(SP), $0x08
-	JL     l386
+	JL     l412
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -9974,7 +11382,7 @@ l387:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l388:
+l414:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -10060,7 +11468,7 @@ l388:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l388
+	JG           l414
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -10105,14 +11513,14 @@ l388:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l387
+	JMP          l413
 
-l386:
-l390:
+l412:
+l416:
 	CMPQ   168(SP), $0x06
-	JL     l389
+	JL     l415
 	CMPQ   168(SP), $0x08
-	JE     l389
+	JE     l415
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10147,7 +11555,7 @@ l390:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l391:
+l417:
 	PREFETCHT0   (R12)
 	VMOVUPS.Z    (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -10217,7 +11625,7 @@ l391:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l391
+	JG           l417
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -10252,12 +11660,12 @@ l391:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l390
+	JMP          l416
 
-l389:
-l393:
+l415:
+l419:
 	CMPQ   168(SP), $0x04
-	JL     l392
+	JL     l418
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10289,7 +11697,7 @@ l393:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l394:
+l420:
 	PREFETCHT0   (R11)
 	VMOVUPS.Z    (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -10342,7 +11750,7 @@ l394:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l394
+	JG           l420
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -10367,9 +11775,9 @@ l394:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l393
+	JMP          l419
 
-l392:
+l418:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -10380,7 +11788,7 @@ l392:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l363:
+l389:
 	VZEROUPPER
 	RET
 
@@ -10405,7 +11813,7 @@ TEXT ·scoreF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l395:
+l421:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -10440,9 +11848,9 @@ l395:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l397:
+l423:
 	CMPQ   40(SP), $0x04
-	JL     l396
+	JL     l422
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10467,9 +11875,9 @@ l397:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l399
+	JZ     l425
 
-l398:
+l424:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10501,11 +11909,11 @@ l398:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l398
+	JL          l424
 
-l399:
+l425:
 	CMPQ        R12, 64(SP)
-	JGE         l400
+	JGE         l426
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10536,7 +11944,7 @@ l399:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l400:
+l426:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -10598,11 +12006,11 @@ l400:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l397
+	JMP           l423
 
-l396:
+l422:
 	CMPQ   40(SP), $0x02
-	JL     l401
+	JL     l427
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10618,9 +12026,9 @@ l396:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l404
+	JZ     l430
 
-l403:
+l429:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10642,11 +12050,11 @@ l403:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l403
+	JL          l429
 
-l404:
+l430:
 	CMPQ        R12, 72(SP)
-	JGE         l405
+	JGE         l431
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10667,7 +12075,7 @@ l404:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l405:
+l431:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -10702,9 +12110,9 @@ l405:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l401:
+l427:
 	CMPQ   40(SP), $0x01
-	JL     l406
+	JL     l432
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10716,9 +12124,9 @@ l401:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l409
+	JZ     l435
 
-l408:
+l434:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10735,11 +12143,11 @@ l408:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l408
+	JL          l434
 
-l409:
+l435:
 	CMPQ        R12, 80(SP)
-	JGE         l410
+	JGE         l436
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -10755,7 +12163,7 @@ l409:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l410:
+l436:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -10776,14 +12184,14 @@ l410:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l406:
+l432:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l395
+	JG   l421
 	VZEROUPPER
 	RET
 
@@ -10812,13 +12220,13 @@ TEXT ·scoreLanesF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l411:
+l437:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l412:
+l438:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -10843,9 +12251,9 @@ l412:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l415
+	JZ      l441
 
-l414:
+l440:
 	VCVTPH2PS (DI)(R11*2), Z0
 	VMOVUPS   Z0, (AX)
 	VCVTPH2PS (R8)(R11*2), Z0
@@ -10857,11 +12265,11 @@ l414:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l414
+	JL        l440
 
-l415:
+l441:
 	CMPQ        R11, 48(SP)
-	JGE         l416
+	JGE         l442
 	VCVTPH2PS.Z (DI)(R11*2), K1, Z0
 	VMOVUPS     Z0, (AX)
 	VCVTPH2PS.Z (R8)(R11*2), K1, Z0
@@ -10872,7 +12280,7 @@ l415:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l416:
+l442:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -10887,7 +12295,7 @@ l416:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l417:
+l443:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -10898,24 +12306,24 @@ l417:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l417
+	JG   l443
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l413
+	JLE  l439
 	SUBQ $0x01, SI
-	JG   l412
+	JG   l438
 
-l413:
+l439:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l418:
+l444:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -10940,7 +12348,7 @@ l418:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l420:
+l446:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -11058,7 +12466,7 @@ l420:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l420
+	JG              l446
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -11102,48 +12510,48 @@ l420:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l419
+	JLE             l445
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l418
+	JG              l444
 
-l419:
+l445:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l411
+	JG   l437
 	VZEROUPPER
 	RET
 
@@ -11168,9 +12576,9 @@ TEXT ·weightedF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l421:
+l447:
 	CMPQ 32(SP), $0x04
-	JL   l422
+	JL   l448
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -11198,9 +12606,9 @@ l421:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l425:
+l451:
 	CMPQ         40(SP), $0x04
-	JL           l424
+	JL           l450
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11232,9 +12640,9 @@ l425:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l427
+	JZ           l453
 
-l426:
+l452:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11270,11 +12678,11 @@ l426:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l426
+	JL          l452
 
-l427:
+l453:
 	CMPQ        R12, 64(SP)
-	JGE         l428
+	JGE         l454
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11313,17 +12721,17 @@ l427:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l428:
+l454:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l425
+	JMP  l451
 
-l424:
+l450:
 	CMPQ         40(SP), $0x02
-	JL           l429
+	JL           l455
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11344,9 +12752,9 @@ l424:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l432
+	JZ           l458
 
-l431:
+l457:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11370,11 +12778,11 @@ l431:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l431
+	JL          l457
 
-l432:
+l458:
 	CMPQ        R12, 72(SP)
-	JGE         l433
+	JGE         l459
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11399,14 +12807,14 @@ l432:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l433:
+l459:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l429:
+l455:
 	CMPQ         40(SP), $0x01
-	JL           l434
+	JL           l460
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -11422,9 +12830,9 @@ l429:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l437
+	JZ           l463
 
-l436:
+l462:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11442,11 +12850,11 @@ l436:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l436
+	JL          l462
 
-l437:
+l463:
 	CMPQ        R12, 80(SP)
-	JGE         l438
+	JGE         l464
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -11464,26 +12872,26 @@ l437:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l438:
+l464:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l434:
+l460:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l421
+	JMP  l447
 
-l422:
+l448:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l439:
+l465:
 	SUBQ $0x01, 32(SP)
-	JL   l423
+	JL   l449
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -11494,9 +12902,9 @@ l439:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l441:
+l467:
 	CMPQ         96(SP), $0x01
-	JL           l440
+	JL           l466
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -11509,9 +12917,9 @@ l441:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l443
+	JZ           l469
 
-l442:
+l468:
 	VCVTPH2PS (CX)(BX*2), Z1
 	VMULPS    Z1, Z0, Z1
 	VADDPS    (DX), Z1, Z1
@@ -11519,11 +12927,11 @@ l442:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l442
+	JL        l468
 
-l443:
+l469:
 	CMPQ        BX, 120(SP)
-	JGE         l444
+	JGE         l470
 	VCVTPH2PS.Z (CX)(BX*2), K1, Z1
 	VMULPS      Z1, Z0, Z0
 	VMOVUPS.Z   (DX), K1, Z1
@@ -11531,17 +12939,17 @@ l443:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l444:
+l470:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l441
+	JMP  l467
 
-l440:
+l466:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l439
+	JMP  l465
 
-l423:
+l449:
 	VZEROUPPER
 	RET
 
@@ -11571,9 +12979,9 @@ TEXT ·panelF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l446
+	JZ    l472
 
-l445:
+l471:
 	VCVTPH2PS  (R8), Z0
 	VCVTPH2PS  (R9), Z1
 	VCVTPH2PS  (R10), Z2
@@ -11677,11 +13085,11 @@ l445:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l445
+	JL         l471
 
-l446:
+l472:
 	CMPQ        BX, (SP)
-	JGE         l447
+	JGE         l473
 	VCVTPH2PS.Z (R8), K1, Z0
 	VCVTPH2PS.Z (R9), K1, Z1
 	VCVTPH2PS.Z (R10), K1, Z2
@@ -11784,7 +13192,7 @@ l446:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l447:
+l473:
 	VZEROUPPER
 	RET
 
@@ -11809,9 +13217,9 @@ TEXT ·weightedBlockF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l449:
+l475:
 	CMPQ    16(SP), $0x20
-	JL      l450
+	JL      l476
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -11824,9 +13232,9 @@ l449:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l452:
+l478:
 	CMPQ   56(SP), $0x08
-	JL     l451
+	JL     l477
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -11871,7 +13279,7 @@ l452:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l453:
+l479:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z16
 	VCVTPH2PS    32(R8), Z17
@@ -11993,7 +13401,7 @@ l453:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l453
+	JG           l479
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -12062,14 +13470,14 @@ l453:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l452
+	JMP          l478
 
-l451:
-l455:
+l477:
+l481:
 	CMPQ   56(SP), $0x06
-	JL     l454
+	JL     l480
 	CMPQ   56(SP), $0x08
-	JE     l454
+	JE     l480
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12110,7 +13518,7 @@ l455:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l456:
+l482:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z12
 	VCVTPH2PS    32(R8), Z13
@@ -12208,7 +13616,7 @@ l456:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l456
+	JG           l482
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -12261,12 +13669,12 @@ l456:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l455
+	JMP          l481
 
-l454:
-l458:
+l480:
+l484:
 	CMPQ   56(SP), $0x04
-	JL     l457
+	JL     l483
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12302,7 +13710,7 @@ l458:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l459:
+l485:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z8
 	VCVTPH2PS    32(DI), Z9
@@ -12375,7 +13783,7 @@ l459:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l459
+	JG           l485
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -12412,9 +13820,9 @@ l459:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l458
+	JMP          l484
 
-l457:
+l483:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12425,12 +13833,12 @@ l457:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l449
+	JMP     l475
 
-l450:
-l460:
+l476:
+l486:
 	CMPQ    16(SP), $0x10
-	JL      l461
+	JL      l487
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -12443,9 +13851,9 @@ l460:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l463:
+l489:
 	CMPQ   112(SP), $0x08
-	JL     l462
+	JL     l488
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12482,7 +13890,7 @@ l463:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l464:
+l490:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z8
 	VBROADCASTSS (DX), Z9
@@ -12568,7 +13976,7 @@ l464:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l464
+	JG           l490
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -12613,14 +14021,14 @@ l464:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l463
+	JMP          l489
 
-l462:
-l466:
+l488:
+l492:
 	CMPQ   112(SP), $0x06
-	JL     l465
+	JL     l491
 	CMPQ   112(SP), $0x08
-	JE     l465
+	JE     l491
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12655,7 +14063,7 @@ l466:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l467:
+l493:
 	PREFETCHT0   (R12)
 	VCVTPH2PS    (R8), Z6
 	VBROADCASTSS (DX), Z7
@@ -12725,7 +14133,7 @@ l467:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l467
+	JG           l493
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -12760,12 +14168,12 @@ l467:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l466
+	JMP          l492
 
-l465:
-l469:
+l491:
+l495:
 	CMPQ   112(SP), $0x04
-	JL     l468
+	JL     l494
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12797,7 +14205,7 @@ l469:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l470:
+l496:
 	PREFETCHT0   (R11)
 	VCVTPH2PS    (DI), Z4
 	VBROADCASTSS (DX), Z5
@@ -12850,7 +14258,7 @@ l470:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l470
+	JG           l496
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -12875,9 +14283,9 @@ l470:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l469
+	JMP          l495
 
-l468:
+l494:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -12888,11 +14296,11 @@ l468:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l460
+	JMP     l486
 
-l461:
+l487:
 	CMPQ    16(SP), $0x00
-	JE      l448
+	JE      l474
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -12905,9 +14313,9 @@ l461:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l472:
+l498:
 	CMPQ   168(SP), $0x08
-	JL     l471
+	JL     l497
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -12944,7 +14352,7 @@ l472:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l473:
+l499:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z8
 	VBROADCASTSS (DX), Z9
@@ -13030,7 +14438,7 @@ l473:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l473
+	JG           l499
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -13075,14 +14483,14 @@ l473:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l472
+	JMP          l498
 
-l471:
-l475:
+l497:
+l501:
 	CMPQ   168(SP), $0x06
-	JL     l474
+	JL     l500
 	CMPQ   168(SP), $0x08
-	JE     l474
+	JE     l500
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13117,7 +14525,7 @@ l475:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l476:
+l502:
 	PREFETCHT0   (R12)
 	VCVTPH2PS.Z  (R8), K1, Z6
 	VBROADCASTSS (DX), Z7
@@ -13187,7 +14595,7 @@ l476:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l476
+	JG           l502
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -13222,12 +14630,12 @@ l476:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l475
+	JMP          l501
 
-l474:
-l478:
+l500:
+l504:
 	CMPQ   168(SP), $0x04
-	JL     l477
+	JL     l503
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13259,7 +14667,7 @@ l478:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l479:
+l505:
 	PREFETCHT0   (R11)
 	VCVTPH2PS.Z  (DI), K1, Z4
 	VBROADCASTSS (DX), Z5
@@ -13312,7 +14720,7 @@ l479:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l479
+	JG           l505
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -13337,9 +14745,9 @@ l479:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l478
+	JMP          l504
 
-l477:
+l503:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -13350,7 +14758,7 @@ l477:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l448:
+l474:
 	VZEROUPPER
 	RET
 
@@ -13375,7 +14783,7 @@ TEXT ·scoreBF16AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l480:
+l506:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -13410,9 +14818,9 @@ l480:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l482:
+l508:
 	CMPQ   40(SP), $0x04
-	JL     l481
+	JL     l507
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13437,9 +14845,9 @@ l482:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l484
+	JZ     l510
 
-l483:
+l509:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13475,11 +14883,11 @@ l483:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l483
+	JL          l509
 
-l484:
+l510:
 	CMPQ        R12, 64(SP)
-	JGE         l485
+	JGE         l511
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13514,7 +14922,7 @@ l484:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l485:
+l511:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -13576,11 +14984,11 @@ l485:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l482
+	JMP           l508
 
-l481:
+l507:
 	CMPQ   40(SP), $0x02
-	JL     l486
+	JL     l512
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13596,9 +15004,9 @@ l481:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l489
+	JZ     l515
 
-l488:
+l514:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13624,11 +15032,11 @@ l488:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l488
+	JL          l514
 
-l489:
+l515:
 	CMPQ        R12, 72(SP)
-	JGE         l490
+	JGE         l516
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13653,7 +15061,7 @@ l489:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l490:
+l516:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -13688,9 +15096,9 @@ l490:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l486:
+l512:
 	CMPQ   40(SP), $0x01
-	JL     l491
+	JL     l517
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13702,9 +15110,9 @@ l486:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l494
+	JZ     l520
 
-l493:
+l519:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13725,11 +15133,11 @@ l493:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l493
+	JL          l519
 
-l494:
+l520:
 	CMPQ        R12, 80(SP)
-	JGE         l495
+	JGE         l521
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -13749,7 +15157,7 @@ l494:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l495:
+l521:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -13770,14 +15178,14 @@ l495:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l491:
+l517:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l480
+	JG   l506
 	VZEROUPPER
 	RET
 
@@ -13806,13 +15214,13 @@ TEXT ·scoreLanesBF16AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l496:
+l522:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l497:
+l523:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -13837,9 +15245,9 @@ l497:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l500
+	JZ      l526
 
-l499:
+l525:
 	VPMOVZXWD (DI)(R11*2), Z0
 	VPSLLD    $0x10, Z0, Z0
 	VMOVUPS   Z0, (AX)
@@ -13855,11 +15263,11 @@ l499:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l499
+	JL        l525
 
-l500:
+l526:
 	CMPQ        R11, 48(SP)
-	JGE         l501
+	JGE         l527
 	VPMOVZXWD.Z (DI)(R11*2), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VMOVUPS     Z0, (AX)
@@ -13874,7 +15282,7 @@ l500:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l501:
+l527:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -13889,7 +15297,7 @@ l501:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x01, DI
 
-l502:
+l528:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -13900,24 +15308,24 @@ l502:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l502
+	JG   l528
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l498
+	JLE  l524
 	SUBQ $0x01, SI
-	JG   l497
+	JG   l523
 
-l498:
+l524:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l503:
+l529:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -13942,7 +15350,7 @@ l503:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l505:
+l531:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -14060,7 +15468,7 @@ l505:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000020, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l505
+	JG              l531
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -14104,48 +15512,48 @@ l505:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l504
+	JLE             l530
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l503
+	JG              l529
 
-l504:
+l530:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l496
+	JG   l522
 	VZEROUPPER
 	RET
 
@@ -14170,9 +15578,9 @@ TEXT ·weightedBF16AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l506:
+l532:
 	CMPQ 32(SP), $0x04
-	JL   l507
+	JL   l533
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -14200,9 +15608,9 @@ l506:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l510:
+l536:
 	CMPQ         40(SP), $0x04
-	JL           l509
+	JL           l535
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -14234,9 +15642,9 @@ l510:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l512
+	JZ           l538
 
-l511:
+l537:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14276,11 +15684,11 @@ l511:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l511
+	JL          l537
 
-l512:
+l538:
 	CMPQ        R12, 64(SP)
-	JGE         l513
+	JGE         l539
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14323,17 +15731,17 @@ l512:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l513:
+l539:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l510
+	JMP  l536
 
-l509:
+l535:
 	CMPQ         40(SP), $0x02
-	JL           l514
+	JL           l540
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -14354,9 +15762,9 @@ l509:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l517
+	JZ           l543
 
-l516:
+l542:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14384,11 +15792,11 @@ l516:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l516
+	JL          l542
 
-l517:
+l543:
 	CMPQ        R12, 72(SP)
-	JGE         l518
+	JGE         l544
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14417,14 +15825,14 @@ l517:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l518:
+l544:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l514:
+l540:
 	CMPQ         40(SP), $0x01
-	JL           l519
+	JL           l545
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -14440,9 +15848,9 @@ l514:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l522
+	JZ           l548
 
-l521:
+l547:
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14464,11 +15872,11 @@ l521:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l521
+	JL          l547
 
-l522:
+l548:
 	CMPQ        R12, 80(SP)
-	JGE         l523
+	JGE         l549
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (R10)(R12*2)
 	PREFETCHT0  (R11)(R12*2)
@@ -14490,26 +15898,26 @@ l522:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l523:
+l549:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l519:
+l545:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l506
+	JMP  l532
 
-l507:
+l533:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l524:
+l550:
 	SUBQ $0x01, 32(SP)
-	JL   l508
+	JL   l534
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -14520,9 +15928,9 @@ l524:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l526:
+l552:
 	CMPQ         96(SP), $0x01
-	JL           l525
+	JL           l551
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -14535,9 +15943,9 @@ l526:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l528
+	JZ           l554
 
-l527:
+l553:
 	VPMOVZXWD (CX)(BX*2), Z1
 	VPSLLD    $0x10, Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -14546,11 +15954,11 @@ l527:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l527
+	JL        l553
 
-l528:
+l554:
 	CMPQ        BX, 120(SP)
-	JGE         l529
+	JGE         l555
 	VPMOVZXWD.Z (CX)(BX*2), K1, Z1
 	VPSLLD      $0x10, Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -14559,17 +15967,17 @@ l528:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l529:
+l555:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l526
+	JMP  l552
 
-l525:
+l551:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l524
+	JMP  l550
 
-l508:
+l534:
 	VZEROUPPER
 	RET
 
@@ -14599,9 +16007,9 @@ TEXT ·panelBF16AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l531
+	JZ    l557
 
-l530:
+l556:
 	VPMOVZXWD  (R8), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (R9), Z1
@@ -14721,11 +16129,11 @@ l530:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l530
+	JL         l556
 
-l531:
+l557:
 	CMPQ        BX, (SP)
-	JGE         l532
+	JGE         l558
 	VPMOVZXWD.Z (R8), K1, Z0
 	VPSLLD      $0x10, Z0, Z0
 	VPMOVZXWD.Z (R9), K1, Z1
@@ -14844,7 +16252,7 @@ l531:
 	ADDQ        $0x20, DI
 	ADDQ        $0x00000800, SI
 
-l532:
+l558:
 	VZEROUPPER
 	RET
 
@@ -14869,9 +16277,9 @@ TEXT ·weightedBlockBF16AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l534:
+l560:
 	CMPQ    16(SP), $0x20
-	JL      l535
+	JL      l561
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -14884,9 +16292,9 @@ l534:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l537:
+l563:
 	CMPQ   56(SP), $0x08
-	JL     l536
+	JL     l562
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -14931,7 +16339,7 @@ l537:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l538:
+l564:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z16
 	VPSLLD       $0x10, Z16, Z16
@@ -15061,7 +16469,7 @@ l538:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l538
+	JG           l564
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -15130,14 +16538,14 @@ l538:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l537
+	JMP          l563
 
-l536:
-l540:
+l562:
+l566:
 	CMPQ   56(SP), $0x06
-	JL     l539
+	JL     l565
 	CMPQ   56(SP), $0x08
-	JE     l539
+	JE     l565
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15178,7 +16586,7 @@ l540:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l541:
+l567:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z12
 	VPSLLD       $0x10, Z12, Z12
@@ -15284,7 +16692,7 @@ l541:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l541
+	JG           l567
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -15337,12 +16745,12 @@ l541:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l540
+	JMP          l566
 
-l539:
-l543:
+l565:
+l569:
 	CMPQ   56(SP), $0x04
-	JL     l542
+	JL     l568
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15378,7 +16786,7 @@ l543:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l544:
+l570:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -15459,7 +16867,7 @@ l544:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l544
+	JG           l570
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -15496,9 +16904,9 @@ l544:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l543
+	JMP          l569
 
-l542:
+l568:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000040, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -15509,12 +16917,12 @@ l542:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l534
+	JMP     l560
 
-l535:
-l545:
+l561:
+l571:
 	CMPQ    16(SP), $0x10
-	JL      l546
+	JL      l572
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -15527,9 +16935,9 @@ l545:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l548:
+l574:
 	CMPQ   112(SP), $0x08
-	JL     l547
+	JL     l573
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15566,7 +16974,7 @@ l548:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l549:
+l575:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -15656,7 +17064,7 @@ l549:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l549
+	JG           l575
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -15701,14 +17109,14 @@ l549:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l548
+	JMP          l574
 
-l547:
-l551:
+l573:
+l577:
 	CMPQ   112(SP), $0x06
-	JL     l550
+	JL     l576
 	CMPQ   112(SP), $0x08
-	JE     l550
+	JE     l576
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15743,7 +17151,7 @@ l551:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l552:
+l578:
 	PREFETCHT0   (R12)
 	VPMOVZXWD    (R8), Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -15817,7 +17225,7 @@ l552:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l552
+	JG           l578
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -15852,12 +17260,12 @@ l552:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l551
+	JMP          l577
 
-l550:
-l554:
+l576:
+l580:
 	CMPQ   112(SP), $0x04
-	JL     l553
+	JL     l579
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -15889,7 +17297,7 @@ l554:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l555:
+l581:
 	PREFETCHT0   (R11)
 	VPMOVZXWD    (DI), Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -15946,7 +17354,7 @@ l555:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l555
+	JG           l581
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -15971,9 +17379,9 @@ l555:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l554
+	JMP          l580
 
-l553:
+l579:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -15984,11 +17392,11 @@ l553:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l545
+	JMP     l571
 
-l546:
+l572:
 	CMPQ    16(SP), $0x00
-	JE      l533
+	JE      l559
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -16001,9 +17409,9 @@ l546:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l557:
+l583:
 	CMPQ   168(SP), $0x08
-	JL     l556
+	JL     l582
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16040,7 +17448,7 @@ l557:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l558:
+l584:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z8
 	VPSLLD       $0x10, Z8, Z8
@@ -16130,7 +17538,7 @@ l558:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l558
+	JG           l584
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -16175,14 +17583,14 @@ l558:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l557
+	JMP          l583
 
-l556:
-l560:
+l582:
+l586:
 	CMPQ   168(SP), $0x06
-	JL     l559
+	JL     l585
 	CMPQ   168(SP), $0x08
-	JE     l559
+	JE     l585
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16217,7 +17625,7 @@ l560:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l561:
+l587:
 	PREFETCHT0   (R12)
 	VPMOVZXWD.Z  (R8), K1, Z6
 	VPSLLD       $0x10, Z6, Z6
@@ -16291,7 +17699,7 @@ l561:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l561
+	JG           l587
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -16326,12 +17734,12 @@ l561:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l560
+	JMP          l586
 
-l559:
-l563:
+l585:
+l589:
 	CMPQ   168(SP), $0x04
-	JL     l562
+	JL     l588
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16363,7 +17771,7 @@ l563:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l564:
+l590:
 	PREFETCHT0   (R11)
 	VPMOVZXWD.Z  (DI), K1, Z4
 	VPSLLD       $0x10, Z4, Z4
@@ -16420,7 +17828,7 @@ l564:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l564
+	JG           l590
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -16445,9 +17853,9 @@ l564:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l563
+	JMP          l589
 
-l562:
+l588:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -16458,7 +17866,7 @@ l562:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l533:
+l559:
 	VZEROUPPER
 	RET
 
@@ -16483,7 +17891,7 @@ TEXT ·scoreInt8AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l565:
+l591:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -16518,9 +17926,9 @@ l565:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l567:
+l593:
 	CMPQ   40(SP), $0x04
-	JL     l566
+	JL     l592
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16545,9 +17953,9 @@ l567:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l569
+	JZ     l595
 
-l568:
+l594:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16583,11 +17991,11 @@ l568:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l568
+	JL          l594
 
-l569:
+l595:
 	CMPQ        R12, 64(SP)
-	JGE         l570
+	JGE         l596
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16622,7 +18030,7 @@ l569:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l570:
+l596:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -16684,11 +18092,11 @@ l570:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l567
+	JMP           l593
 
-l566:
+l592:
 	CMPQ   40(SP), $0x02
-	JL     l571
+	JL     l597
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16704,9 +18112,9 @@ l566:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l574
+	JZ     l600
 
-l573:
+l599:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16732,11 +18140,11 @@ l573:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l573
+	JL          l599
 
-l574:
+l600:
 	CMPQ        R12, 72(SP)
-	JGE         l575
+	JGE         l601
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16761,7 +18169,7 @@ l574:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l575:
+l601:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -16796,9 +18204,9 @@ l575:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l571:
+l597:
 	CMPQ   40(SP), $0x01
-	JL     l576
+	JL     l602
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -16810,9 +18218,9 @@ l571:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l579
+	JZ     l605
 
-l578:
+l604:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16833,11 +18241,11 @@ l578:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l578
+	JL          l604
 
-l579:
+l605:
 	CMPQ        R12, 80(SP)
-	JGE         l580
+	JGE         l606
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -16857,7 +18265,7 @@ l579:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l580:
+l606:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -16878,14 +18286,14 @@ l580:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l576:
+l602:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l565
+	JG   l591
 	VZEROUPPER
 	RET
 
@@ -16914,13 +18322,13 @@ TEXT ·scoreLanesInt8AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l581:
+l607:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l582:
+l608:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -16945,9 +18353,9 @@ l582:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l585
+	JZ      l611
 
-l584:
+l610:
 	VPMOVSXBD (DI)(R11*1), Z0
 	VCVTDQ2PS Z0, Z0
 	VMOVUPS   Z0, (AX)
@@ -16963,11 +18371,11 @@ l584:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l584
+	JL        l610
 
-l585:
+l611:
 	CMPQ        R11, 48(SP)
-	JGE         l586
+	JGE         l612
 	VPMOVSXBD.Z (DI)(R11*1), K1, Z0
 	VCVTDQ2PS   Z0, Z0
 	VMOVUPS     Z0, (AX)
@@ -16982,7 +18390,7 @@ l585:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l586:
+l612:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -16997,7 +18405,7 @@ l586:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x00, DI
 
-l587:
+l613:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -17008,24 +18416,24 @@ l587:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l587
+	JG   l613
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l583
+	JLE  l609
 	SUBQ $0x01, SI
-	JG   l582
+	JG   l608
 
-l583:
+l609:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l588:
+l614:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -17050,7 +18458,7 @@ l588:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l590:
+l616:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -17164,7 +18572,7 @@ l590:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000010, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l590
+	JG              l616
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -17208,48 +18616,48 @@ l590:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l589
+	JLE             l615
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l588
+	JG              l614
 
-l589:
+l615:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l581
+	JG   l607
 	VZEROUPPER
 	RET
 
@@ -17274,9 +18682,9 @@ TEXT ·weightedInt8AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l591:
+l617:
 	CMPQ 32(SP), $0x04
-	JL   l592
+	JL   l618
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -17304,9 +18712,9 @@ l591:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l595:
+l621:
 	CMPQ         40(SP), $0x04
-	JL           l594
+	JL           l620
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -17338,9 +18746,9 @@ l595:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l597
+	JZ           l623
 
-l596:
+l622:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17380,11 +18788,11 @@ l596:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l596
+	JL          l622
 
-l597:
+l623:
 	CMPQ        R12, 64(SP)
-	JGE         l598
+	JGE         l624
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17427,17 +18835,17 @@ l597:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l598:
+l624:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l595
+	JMP  l621
 
-l594:
+l620:
 	CMPQ         40(SP), $0x02
-	JL           l599
+	JL           l625
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -17458,9 +18866,9 @@ l594:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l602
+	JZ           l628
 
-l601:
+l627:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17488,11 +18896,11 @@ l601:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l601
+	JL          l627
 
-l602:
+l628:
 	CMPQ        R12, 72(SP)
-	JGE         l603
+	JGE         l629
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17521,14 +18929,14 @@ l602:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l603:
+l629:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l599:
+l625:
 	CMPQ         40(SP), $0x01
-	JL           l604
+	JL           l630
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -17544,9 +18952,9 @@ l599:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l607
+	JZ           l633
 
-l606:
+l632:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17568,11 +18976,11 @@ l606:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l606
+	JL          l632
 
-l607:
+l633:
 	CMPQ        R12, 80(SP)
-	JGE         l608
+	JGE         l634
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -17594,26 +19002,26 @@ l607:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l608:
+l634:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l604:
+l630:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l591
+	JMP  l617
 
-l592:
+l618:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l609:
+l635:
 	SUBQ $0x01, 32(SP)
-	JL   l593
+	JL   l619
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -17624,9 +19032,9 @@ l609:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l611:
+l637:
 	CMPQ         96(SP), $0x01
-	JL           l610
+	JL           l636
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -17639,9 +19047,9 @@ l611:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l613
+	JZ           l639
 
-l612:
+l638:
 	VPMOVSXBD (CX)(BX*1), Z1
 	VCVTDQ2PS Z1, Z1
 	VMULPS    Z1, Z0, Z1
@@ -17650,11 +19058,11 @@ l612:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l612
+	JL        l638
 
-l613:
+l639:
 	CMPQ        BX, 120(SP)
-	JGE         l614
+	JGE         l640
 	VPMOVSXBD.Z (CX)(BX*1), K1, Z1
 	VCVTDQ2PS   Z1, Z1
 	VMULPS      Z1, Z0, Z0
@@ -17663,17 +19071,17 @@ l613:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l614:
+l640:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l611
+	JMP  l637
 
-l610:
+l636:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l609
+	JMP  l635
 
-l593:
+l619:
 	VZEROUPPER
 	RET
 
@@ -17703,9 +19111,9 @@ TEXT ·panelInt8AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l616
+	JZ    l642
 
-l615:
+l641:
 	VPMOVSXBD  (R8), Z0
 	VCVTDQ2PS  Z0, Z0
 	VPMOVSXBD  (R9), Z1
@@ -17825,11 +19233,11 @@ l615:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l615
+	JL         l641
 
-l616:
+l642:
 	CMPQ        BX, (SP)
-	JGE         l617
+	JGE         l643
 	VPMOVSXBD.Z (R8), K1, Z0
 	VCVTDQ2PS   Z0, Z0
 	VPMOVSXBD.Z (R9), K1, Z1
@@ -17948,7 +19356,7 @@ l616:
 	ADDQ        $0x10, DI
 	ADDQ        $0x00000800, SI
 
-l617:
+l643:
 	VZEROUPPER
 	RET
 
@@ -17973,9 +19381,9 @@ TEXT ·weightedBlockInt8AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l619:
+l645:
 	CMPQ    16(SP), $0x20
-	JL      l620
+	JL      l646
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -17988,9 +19396,9 @@ l619:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l622:
+l648:
 	CMPQ   56(SP), $0x08
-	JL     l621
+	JL     l647
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18035,7 +19443,7 @@ l622:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l623:
+l649:
 	PREFETCHT0   (R12)
 	VPMOVSXBD    (R8), Z16
 	VCVTDQ2PS    Z16, Z16
@@ -18165,7 +19573,7 @@ l623:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l623
+	JG           l649
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -18234,14 +19642,14 @@ l623:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l622
+	JMP          l648
 
-l621:
-l625:
+l647:
+l651:
 	CMPQ   56(SP), $0x06
-	JL     l624
+	JL     l650
 	CMPQ   56(SP), $0x08
-	JE     l624
+	JE     l650
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18282,7 +19690,7 @@ l625:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l626:
+l652:
 	PREFETCHT0   (R12)
 	VPMOVSXBD    (R8), Z12
 	VCVTDQ2PS    Z12, Z12
@@ -18388,7 +19796,7 @@ l626:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l626
+	JG           l652
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -18441,12 +19849,12 @@ l626:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l625
+	JMP          l651
 
-l624:
-l628:
+l650:
+l654:
 	CMPQ   56(SP), $0x04
-	JL     l627
+	JL     l653
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18482,7 +19890,7 @@ l628:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l629:
+l655:
 	PREFETCHT0   (R11)
 	VPMOVSXBD    (DI), Z8
 	VCVTDQ2PS    Z8, Z8
@@ -18563,7 +19971,7 @@ l629:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l629
+	JG           l655
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -18600,9 +20008,9 @@ l629:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l628
+	JMP          l654
 
-l627:
+l653:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -18613,12 +20021,12 @@ l627:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l619
+	JMP     l645
 
-l620:
-l630:
+l646:
+l656:
 	CMPQ    16(SP), $0x10
-	JL      l631
+	JL      l657
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -18631,9 +20039,9 @@ l630:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l633:
+l659:
 	CMPQ   112(SP), $0x08
-	JL     l632
+	JL     l658
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18670,7 +20078,7 @@ l633:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l634:
+l660:
 	PREFETCHT0   (R12)
 	VPMOVSXBD    (R8), Z8
 	VCVTDQ2PS    Z8, Z8
@@ -18760,7 +20168,7 @@ l634:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l634
+	JG           l660
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -18805,14 +20213,14 @@ l634:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l633
+	JMP          l659
 
-l632:
-l636:
+l658:
+l662:
 	CMPQ   112(SP), $0x06
-	JL     l635
+	JL     l661
 	CMPQ   112(SP), $0x08
-	JE     l635
+	JE     l661
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18847,7 +20255,7 @@ l636:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l637:
+l663:
 	PREFETCHT0   (R12)
 	VPMOVSXBD    (R8), Z6
 	VCVTDQ2PS    Z6, Z6
@@ -18921,7 +20329,7 @@ l637:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l637
+	JG           l663
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -18956,12 +20364,12 @@ l637:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l636
+	JMP          l662
 
-l635:
-l639:
+l661:
+l665:
 	CMPQ   112(SP), $0x04
-	JL     l638
+	JL     l664
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -18993,7 +20401,7 @@ l639:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l640:
+l666:
 	PREFETCHT0   (R11)
 	VPMOVSXBD    (DI), Z4
 	VCVTDQ2PS    Z4, Z4
@@ -19050,7 +20458,7 @@ l640:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l640
+	JG           l666
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -19075,9 +20483,9 @@ l640:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l639
+	JMP          l665
 
-l638:
+l664:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -19088,11 +20496,11 @@ l638:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l630
+	JMP     l656
 
-l631:
+l657:
 	CMPQ    16(SP), $0x00
-	JE      l618
+	JE      l644
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -19105,9 +20513,9 @@ l631:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l642:
+l668:
 	CMPQ   168(SP), $0x08
-	JL     l641
+	JL     l667
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19144,7 +20552,7 @@ l642:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l643:
+l669:
 	PREFETCHT0   (R12)
 	VPMOVSXBD.Z  (R8), K1, Z8
 	VCVTDQ2PS    Z8, Z8
@@ -19234,7 +20642,7 @@ l643:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l643
+	JG           l669
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -19279,14 +20687,14 @@ l643:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l642
+	JMP          l668
 
-l641:
-l645:
+l667:
+l671:
 	CMPQ   168(SP), $0x06
-	JL     l644
+	JL     l670
 	CMPQ   168(SP), $0x08
-	JE     l644
+	JE     l670
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19321,7 +20729,7 @@ l645:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l646:
+l672:
 	PREFETCHT0   (R12)
 	VPMOVSXBD.Z  (R8), K1, Z6
 	VCVTDQ2PS    Z6, Z6
@@ -19395,7 +20803,7 @@ l646:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l646
+	JG           l672
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -19430,12 +20838,12 @@ l646:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l645
+	JMP          l671
 
-l644:
-l648:
+l670:
+l674:
 	CMPQ   168(SP), $0x04
-	JL     l647
+	JL     l673
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19467,7 +20875,7 @@ l648:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l649:
+l675:
 	PREFETCHT0   (R11)
 	VPMOVSXBD.Z  (DI), K1, Z4
 	VCVTDQ2PS    Z4, Z4
@@ -19524,7 +20932,7 @@ l649:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l649
+	JG           l675
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -19549,9 +20957,9 @@ l649:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l648
+	JMP          l674
 
-l647:
+l673:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -19562,7 +20970,7 @@ l647:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l618:
+l644:
 	VZEROUPPER
 	RET
 
@@ -19587,7 +20995,7 @@ TEXT ·scoreE4M3AVX512(SB), NOSPLIT, $88-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l650:
+l676:
 	MOVQ    k+16(FP), CX
 	MOVQ    8(SP), DX
 	MOVQ    (CX), BX
@@ -19622,9 +21030,9 @@ l650:
 	MOVQ    24(SP), R8
 	MOVQ    R8, 56(SP)
 
-l652:
+l678:
 	CMPQ   40(SP), $0x04
-	JL     l651
+	JL     l677
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19649,9 +21057,9 @@ l652:
 	MOVQ   R12, 64(SP)
 	XORQ   R12, R12
 	TESTQ  R14, R14
-	JZ     l654
+	JZ     l680
 
-l653:
+l679:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -19695,11 +21103,11 @@ l653:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l653
+	JL          l679
 
-l654:
+l680:
 	CMPQ        R12, 64(SP)
-	JGE         l655
+	JGE         l681
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -19742,7 +21150,7 @@ l654:
 	VFMADD231PS Z19, Z20, Z15
 	ADDQ        $0x40, R8
 
-l655:
+l681:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z16
@@ -19804,11 +21212,11 @@ l655:
 	ADDQ          AX, 48(SP)
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x04, 40(SP)
-	JMP           l652
+	JMP           l678
 
-l651:
+l677:
 	CMPQ   40(SP), $0x02
-	JL     l656
+	JL     l682
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19824,9 +21232,9 @@ l651:
 	MOVQ   R12, 72(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l659
+	JZ     l685
 
-l658:
+l684:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -19860,11 +21268,11 @@ l658:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l658
+	JL          l684
 
-l659:
+l685:
 	CMPQ        R12, 72(SP)
-	JGE         l660
+	JGE         l686
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -19897,7 +21305,7 @@ l659:
 	VFMADD231PS Z11, Z12, Z7
 	ADDQ        $0x40, R8
 
-l660:
+l686:
 	MOVQ          56(SP), R8
 	MOVQ          (SP), R12
 	VUNPCKLPS     Z1, Z0, Z8
@@ -19932,9 +21340,9 @@ l660:
 	ADDQ          R12, 56(SP)
 	SUBQ          $0x02, 40(SP)
 
-l656:
+l682:
 	CMPQ   40(SP), $0x01
-	JL     l661
+	JL     l687
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -19946,9 +21354,9 @@ l656:
 	MOVQ   R12, 80(SP)
 	XORQ   R12, R12
 	TESTQ  R13, R13
-	JZ     l664
+	JZ     l690
 
-l663:
+l689:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -19977,11 +21385,11 @@ l663:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l663
+	JL          l689
 
-l664:
+l690:
 	CMPQ        R12, 80(SP)
-	JGE         l665
+	JGE         l691
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20009,7 +21417,7 @@ l664:
 	VFMADD231PS Z7, Z8, Z3
 	ADDQ        $0x40, R8
 
-l665:
+l691:
 	MOVQ       56(SP), CX
 	MOVQ       (SP), DX
 	VUNPCKLPS  Z1, Z0, Z4
@@ -20030,14 +21438,14 @@ l665:
 	VMOVUPS    X1, (CX)
 	SUBQ       $0x01, 40(SP)
 
-l661:
+l687:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JG   l650
+	JG   l676
 	VZEROUPPER
 	RET
 
@@ -20066,13 +21474,13 @@ TEXT ·scoreLanesE4M3AVX512(SB), NOSPLIT, $80-104
 	MOVQ   count+40(FP), AX
 	MOVQ   AX, 40(SP)
 
-l666:
+l692:
 	MOVQ wide+96(FP), AX
 	MOVQ 8(SP), CX
 	MOVQ 40(SP), BX
 	MOVQ $0x00000002, SI
 
-l667:
+l693:
 	MOVQ    k+16(FP), R10
 	MOVQ    16(SP), DX
 	MOVQ    (R10), DI
@@ -20097,9 +21505,9 @@ l667:
 	MOVQ    R11, 48(SP)
 	XORQ    R11, R11
 	TESTQ   R13, R13
-	JZ      l670
+	JZ      l696
 
-l669:
+l695:
 	VPMOVSXBW (DI)(R11*1), Y0
 	VPSLLW    $0x07, Y0, Y0
 	VPANDD    cbfffbfff<>+0(SB), Y0, Y0
@@ -20123,11 +21531,11 @@ l669:
 	ADDQ      $0x00000040, AX
 	ADDQ      $0x10, R11
 	CMPQ      R11, R13
-	JL        l669
+	JL        l695
 
-l670:
+l696:
 	CMPQ        R11, 48(SP)
-	JGE         l671
+	JGE         l697
 	VPMOVSXBW.Z (DI)(R11*1), K1, Y0
 	VPSLLW      $0x07, Y0, Y0
 	VPANDD      cbfffbfff<>+0(SB), Y0, Y0
@@ -20150,7 +21558,7 @@ l670:
 	VMOVUPS     Z0, (AX)(R12*1)
 	ADDQ        $0x00000040, AX
 
-l671:
+l697:
 	LEAQ (AX)(R12*1), AX
 	MOVQ ahead+72(FP), DX
 	MOVQ 24(SP), DI
@@ -20165,7 +21573,7 @@ l671:
 	MOVQ dim+48(FP), DI
 	SHLQ $0x00, DI
 
-l672:
+l698:
 	MOVQ R8, (CX)
 	ADDQ $0x40, R8
 	MOVQ R9, 8(CX)
@@ -20176,24 +21584,24 @@ l672:
 	ADDQ $0x40, DX
 	ADDQ $0x20, CX
 	SUBQ $0x40, DI
-	JG   l672
+	JG   l698
 	MOVQ step+64(FP), DX
 	ADDQ DX, 16(SP)
 	MOVQ aheadStep+88(FP), DX
 	ADDQ DX, 24(SP)
 	SUBQ $0x04, BX
-	JLE  l668
+	JLE  l694
 	SUBQ $0x01, SI
-	JG   l667
+	JG   l693
 
-l668:
+l694:
 	MOVQ q+8(FP), AX
 	MOVQ AX, 56(SP)
 	MOVQ rows+32(FP), AX
 	MOVQ AX, 64(SP)
 	MOVQ 32(SP), AX
 
-l673:
+l699:
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -20218,7 +21626,7 @@ l673:
 	LEAQ   (SI)(DX*4), DI
 	MOVQ   8(SP), R8
 
-l675:
+l701:
 	VMOVUPS         (CX), Z16
 	VMOVUPS         64(CX), Z17
 	VBROADCASTF32X4 (SI), Z18
@@ -20332,7 +21740,7 @@ l675:
 	ADDQ            $0x00000200, CX
 	ADDQ            $0x00000010, R8
 	SUBQ            $0x40, 72(SP)
-	JG              l675
+	JG              l701
 	MOVQ            CX, 56(SP)
 	MOVQ            stride+56(FP), DX
 	MOVQ            64(SP), CX
@@ -20376,48 +21784,48 @@ l675:
 	VMOVUPS         X1, (AX)
 	VMOVUPS         X3, 16(AX)
 	CMPQ            CX, $0x01
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z1, (AX)
 	VEXTRACTF32X4   $0x01, Z3, 16(AX)
 	CMPQ            CX, $0x02
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z1, (AX)
 	VEXTRACTF32X4   $0x02, Z3, 16(AX)
 	CMPQ            CX, $0x03
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z1, (AX)
 	VEXTRACTF32X4   $0x03, Z3, 16(AX)
 	CMPQ            CX, $0x04
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VMOVUPS         X4, (AX)
 	VMOVUPS         X5, 16(AX)
 	CMPQ            CX, $0x05
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x01, Z4, (AX)
 	VEXTRACTF32X4   $0x01, Z5, 16(AX)
 	CMPQ            CX, $0x06
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x02, Z4, (AX)
 	VEXTRACTF32X4   $0x02, Z5, 16(AX)
 	CMPQ            CX, $0x07
-	JLE             l674
+	JLE             l700
 	ADDQ            DX, AX
 	VEXTRACTF32X4   $0x03, Z4, (AX)
 	VEXTRACTF32X4   $0x03, Z5, 16(AX)
 	ADDQ            DX, AX
 	SUBQ            $0x08, 64(SP)
-	JG              l673
+	JG              l699
 
-l674:
+l700:
 	ADDQ $0x20, 32(SP)
 	SUBQ $0x08, 40(SP)
-	JG   l666
+	JG   l692
 	VZEROUPPER
 	RET
 
@@ -20442,9 +21850,9 @@ TEXT ·weightedE4M3AVX512(SB), NOSPLIT, $128-96
 	MOVQ  count+40(FP), CX
 	MOVQ  CX, 32(SP)
 
-l676:
+l702:
 	CMPQ 32(SP), $0x04
-	JL   l677
+	JL   l703
 	MOVQ v+16(FP), CX
 	MOVQ 8(SP), DX
 	MOVQ (CX), BX
@@ -20472,9 +21880,9 @@ l676:
 	MOVQ R12, 48(SP)
 	MOVQ R8, 56(SP)
 
-l680:
+l706:
 	CMPQ         40(SP), $0x04
-	JL           l679
+	JL           l705
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -20506,9 +21914,9 @@ l680:
 	MOVQ         R12, 64(SP)
 	XORQ         R12, R12
 	TESTQ        R14, R14
-	JZ           l682
+	JZ           l708
 
-l681:
+l707:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20556,11 +21964,11 @@ l681:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R14
-	JL          l681
+	JL          l707
 
-l682:
+l708:
 	CMPQ        R12, 64(SP)
-	JGE         l683
+	JGE         l709
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20611,17 +22019,17 @@ l682:
 	VMOVUPS     Z0, K1, (R8)(R13*1)
 	ADDQ        $0x40, R8
 
-l683:
+l709:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x04, 40(SP)
-	JMP  l680
+	JMP  l706
 
-l679:
+l705:
 	CMPQ         40(SP), $0x02
-	JL           l684
+	JL           l710
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -20642,9 +22050,9 @@ l679:
 	MOVQ         R12, 72(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l687
+	JZ           l713
 
-l686:
+l712:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20680,11 +22088,11 @@ l686:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l686
+	JL          l712
 
-l687:
+l713:
 	CMPQ        R12, 72(SP)
-	JGE         l688
+	JGE         l714
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20721,14 +22129,14 @@ l687:
 	VMOVUPS     Z0, K1, (R8)(AX*1)
 	ADDQ        $0x40, R8
 
-l688:
+l714:
 	ADDQ AX, 48(SP)
 	ADDQ AX, 48(SP)
 	SUBQ $0x02, 40(SP)
 
-l684:
+l710:
 	CMPQ         40(SP), $0x01
-	JL           l689
+	JL           l715
 	MOVQ         56(SP), R8
 	MOVQ         (SP), R12
 	VBROADCASTSS (R8), Z0
@@ -20744,9 +22152,9 @@ l684:
 	MOVQ         R12, 80(SP)
 	XORQ         R12, R12
 	TESTQ        R13, R13
-	JZ           l692
+	JZ           l718
 
-l691:
+l717:
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20776,11 +22184,11 @@ l691:
 	ADDQ        $0x40, R8
 	ADDQ        $0x10, R12
 	CMPQ        R12, R13
-	JL          l691
+	JL          l717
 
-l692:
+l718:
 	CMPQ        R12, 80(SP)
-	JGE         l693
+	JGE         l719
 	PREFETCHT0  (R9)(R12*1)
 	PREFETCHT0  (R10)(R12*1)
 	PREFETCHT0  (R11)(R12*1)
@@ -20810,26 +22218,26 @@ l692:
 	VMOVUPS     Z0, K1, (R8)
 	ADDQ        $0x40, R8
 
-l693:
+l719:
 	ADDQ AX, 48(SP)
 	SUBQ $0x01, 40(SP)
 
-l689:
+l715:
 	MOVQ step+64(FP), CX
 	ADDQ CX, 8(SP)
 	MOVQ aheadStep+88(FP), CX
 	ADDQ CX, 16(SP)
 	ADDQ $0x10, 24(SP)
 	SUBQ $0x04, 32(SP)
-	JMP  l676
+	JMP  l702
 
-l677:
+l703:
 	MOVQ v+16(FP), CX
 	MOVQ CX, 88(SP)
 
-l694:
+l720:
 	SUBQ $0x01, 32(SP)
-	JL   l678
+	JL   l704
 	MOVQ 88(SP), CX
 	MOVQ (CX), CX
 	ADDQ 8(SP), CX
@@ -20840,9 +22248,9 @@ l694:
 	MOVQ BX, 104(SP)
 	MOVQ DX, 112(SP)
 
-l696:
+l722:
 	CMPQ         96(SP), $0x01
-	JL           l695
+	JL           l721
 	MOVQ         112(SP), DX
 	MOVQ         (SP), BX
 	VBROADCASTSS (DX), Z0
@@ -20855,9 +22263,9 @@ l696:
 	MOVQ         BX, 120(SP)
 	XORQ         BX, BX
 	TESTQ        SI, SI
-	JZ           l698
+	JZ           l724
 
-l697:
+l723:
 	VPMOVSXBW (CX)(BX*1), Y1
 	VPSLLW    $0x07, Y1, Y1
 	VPANDD    cbfffbfff<>+0(SB), Y1, Y1
@@ -20868,11 +22276,11 @@ l697:
 	ADDQ      $0x40, DX
 	ADDQ      $0x10, BX
 	CMPQ      BX, SI
-	JL        l697
+	JL        l723
 
-l698:
+l724:
 	CMPQ        BX, 120(SP)
-	JGE         l699
+	JGE         l725
 	VPMOVSXBW.Z (CX)(BX*1), K1, Y1
 	VPSLLW      $0x07, Y1, Y1
 	VPANDD      cbfffbfff<>+0(SB), Y1, Y1
@@ -20883,17 +22291,17 @@ l698:
 	VMOVUPS     Z0, K1, (DX)
 	ADDQ        $0x40, DX
 
-l699:
+l725:
 	ADDQ AX, 104(SP)
 	SUBQ $0x01, 96(SP)
-	JMP  l696
+	JMP  l722
 
-l695:
+l721:
 	ADDQ $0x08, 88(SP)
 	ADDQ $0x04, 24(SP)
-	JMP  l694
+	JMP  l720
 
-l678:
+l704:
 	VZEROUPPER
 	RET
 
@@ -20923,9 +22331,9 @@ TEXT ·panelE4M3AVX512(SB), NOSPLIT, $8-40
 	MOVQ  BX, (SP)
 	XORQ  BX, BX
 	TESTQ AX, AX
-	JZ    l701
+	JZ    l727
 
-l700:
+l726:
 	VPMOVSXBW  (R8), Y0
 	VPSLLW     $0x07, Y0, Y0
 	VPANDD     cbfffbfff<>+0(SB), Y0, Y0
@@ -21077,11 +22485,11 @@ l700:
 	ADDQ       $0x00000800, SI
 	ADDQ       $0x10, BX
 	CMPQ       BX, AX
-	JL         l700
+	JL         l726
 
-l701:
+l727:
 	CMPQ        BX, (SP)
-	JGE         l702
+	JGE         l728
 	VPMOVSXBW.Z (R8), K1, Y0
 	VPSLLW      $0x07, Y0, Y0
 	VPANDD      cbfffbfff<>+0(SB), Y0, Y0
@@ -21232,7 +22640,7 @@ l701:
 	ADDQ        $0x10, DI
 	ADDQ        $0x00000800, SI
 
-l702:
+l728:
 	VZEROUPPER
 	RET
 
@@ -21257,9 +22665,9 @@ TEXT ·weightedBlockE4M3AVX512(SB), NOSPLIT, $208-96
 	SUBQ  CX, AX
 	MOVQ  AX, 32(SP)
 
-l704:
+l730:
 	CMPQ    16(SP), $0x20
-	JL      l705
+	JL      l731
 	MOVQ    (SP), AX
 	MOVQ    AX, 40(SP)
 	MOVQ    p+8(FP), AX
@@ -21272,9 +22680,9 @@ l704:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 64(SP)
 
-l707:
+l733:
 	CMPQ   56(SP), $0x08
-	JL     l706
+	JL     l732
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -21319,7 +22727,7 @@ l707:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 72(SP)
 
-l708:
+l734:
 	PREFETCHT0   (R12)
 	VPMOVSXBW    (R8), Y16
 	VPSLLW       $0x07, Y16, Y16
@@ -21465,7 +22873,7 @@ l708:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 72(SP)
-	JG           l708
+	JG           l734
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z16
@@ -21534,14 +22942,14 @@ l708:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x08, 56(SP)
-	JMP          l707
+	JMP          l733
 
-l706:
-l710:
+l732:
+l736:
 	CMPQ   56(SP), $0x06
-	JL     l709
+	JL     l735
 	CMPQ   56(SP), $0x08
-	JE     l709
+	JE     l735
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -21582,7 +22990,7 @@ l710:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 80(SP)
 
-l711:
+l737:
 	PREFETCHT0   (R12)
 	VPMOVSXBW    (R8), Y12
 	VPSLLW       $0x07, Y12, Y12
@@ -21704,7 +23112,7 @@ l711:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 80(SP)
-	JG           l711
+	JG           l737
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z12
@@ -21757,12 +23165,12 @@ l711:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x06, 56(SP)
-	JMP          l710
+	JMP          l736
 
-l709:
-l713:
+l735:
+l739:
 	CMPQ   56(SP), $0x04
-	JL     l712
+	JL     l738
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -21798,7 +23206,7 @@ l713:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 88(SP)
 
-l714:
+l740:
 	PREFETCHT0   (R11)
 	VPMOVSXBW    (DI), Y8
 	VPSLLW       $0x07, Y8, Y8
@@ -21895,7 +23303,7 @@ l714:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 88(SP)
-	JG           l714
+	JG           l740
 	MOVQ         dim+48(FP), CX
 	MOVQ         40(SP), DX
 	VMOVUPS      (DX), Z8
@@ -21932,9 +23340,9 @@ l714:
 	ADDQ         AX, 48(SP)
 	ADDQ         AX, 48(SP)
 	SUBQ         $0x04, 56(SP)
-	JMP          l713
+	JMP          l739
 
-l712:
+l738:
 	ADDQ    $0x00000080, (SP)
 	ADDQ    $0x00000020, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -21945,12 +23353,12 @@ l712:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x20, 16(SP)
-	JMP     l704
+	JMP     l730
 
-l705:
-l715:
+l731:
+l741:
 	CMPQ    16(SP), $0x10
-	JL      l716
+	JL      l742
 	MOVQ    (SP), AX
 	MOVQ    AX, 96(SP)
 	MOVQ    p+8(FP), AX
@@ -21963,9 +23371,9 @@ l715:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 120(SP)
 
-l718:
+l744:
 	CMPQ   112(SP), $0x08
-	JL     l717
+	JL     l743
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22002,7 +23410,7 @@ l718:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 128(SP)
 
-l719:
+l745:
 	PREFETCHT0   (R12)
 	VPMOVSXBW    (R8), Y8
 	VPSLLW       $0x07, Y8, Y8
@@ -22100,7 +23508,7 @@ l719:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 128(SP)
-	JG           l719
+	JG           l745
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z8
@@ -22145,14 +23553,14 @@ l719:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x08, 112(SP)
-	JMP          l718
+	JMP          l744
 
-l717:
-l721:
+l743:
+l747:
 	CMPQ   112(SP), $0x06
-	JL     l720
+	JL     l746
 	CMPQ   112(SP), $0x08
-	JE     l720
+	JE     l746
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22187,7 +23595,7 @@ l721:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 136(SP)
 
-l722:
+l748:
 	PREFETCHT0   (R12)
 	VPMOVSXBW    (R8), Y6
 	VPSLLW       $0x07, Y6, Y6
@@ -22269,7 +23677,7 @@ l722:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 136(SP)
-	JG           l722
+	JG           l748
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z6
@@ -22304,12 +23712,12 @@ l722:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x06, 112(SP)
-	JMP          l721
+	JMP          l747
 
-l720:
-l724:
+l746:
+l750:
 	CMPQ   112(SP), $0x04
-	JL     l723
+	JL     l749
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22341,7 +23749,7 @@ l724:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 144(SP)
 
-l725:
+l751:
 	PREFETCHT0   (R11)
 	VPMOVSXBW    (DI), Y4
 	VPSLLW       $0x07, Y4, Y4
@@ -22406,7 +23814,7 @@ l725:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 144(SP)
-	JG           l725
+	JG           l751
 	MOVQ         dim+48(FP), CX
 	MOVQ         96(SP), DX
 	VMOVUPS      (DX), Z4
@@ -22431,9 +23839,9 @@ l725:
 	ADDQ         AX, 104(SP)
 	ADDQ         AX, 104(SP)
 	SUBQ         $0x04, 112(SP)
-	JMP          l724
+	JMP          l750
 
-l723:
+l749:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -22444,11 +23852,11 @@ l723:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 	SUBQ    $0x10, 16(SP)
-	JMP     l715
+	JMP     l741
 
-l716:
+l742:
 	CMPQ    16(SP), $0x00
-	JE      l703
+	JE      l729
 	MOVQ    (SP), AX
 	MOVQ    AX, 152(SP)
 	MOVQ    p+8(FP), AX
@@ -22461,9 +23869,9 @@ l716:
 	CMOVQEQ CX, AX
 	MOVQ    AX, 176(SP)
 
-l727:
+l753:
 	CMPQ   168(SP), $0x08
-	JL     l726
+	JL     l752
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22500,7 +23908,7 @@ l727:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 184(SP)
 
-l728:
+l754:
 	PREFETCHT0   (R12)
 	VPMOVSXBW.Z  (R8), K1, Y8
 	VPSLLW       $0x07, Y8, Y8
@@ -22598,7 +24006,7 @@ l728:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 184(SP)
-	JG           l728
+	JG           l754
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z8
@@ -22643,14 +24051,14 @@ l728:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x08, 168(SP)
-	JMP          l727
+	JMP          l753
 
-l726:
-l730:
+l752:
+l756:
 	CMPQ   168(SP), $0x06
-	JL     l729
+	JL     l755
 	CMPQ   168(SP), $0x08
-	JE     l729
+	JE     l755
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22685,7 +24093,7 @@ l730:
 	MOVQ   count+40(FP), R11
 	MOVQ   R11, 192(SP)
 
-l731:
+l757:
 	PREFETCHT0   (R12)
 	VPMOVSXBW.Z  (R8), K1, Y6
 	VPSLLW       $0x07, Y6, Y6
@@ -22767,7 +24175,7 @@ l731:
 	ADDQ         $0x10, DX
 	ADDQ         $0x10, BX
 	SUBQ         $0x04, 192(SP)
-	JG           l731
+	JG           l757
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z6
@@ -22802,12 +24210,12 @@ l731:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x06, 168(SP)
-	JMP          l730
+	JMP          l756
 
-l729:
-l733:
+l755:
+l759:
 	CMPQ   168(SP), $0x04
-	JL     l732
+	JL     l758
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22839,7 +24247,7 @@ l733:
 	MOVQ   count+40(FP), R10
 	MOVQ   R10, 200(SP)
 
-l734:
+l760:
 	PREFETCHT0   (R11)
 	VPMOVSXBW.Z  (DI), K1, Y4
 	VPSLLW       $0x07, Y4, Y4
@@ -22904,7 +24312,7 @@ l734:
 	ADDQ         R10, SI
 	ADDQ         $0x10, DX
 	SUBQ         $0x04, 200(SP)
-	JG           l734
+	JG           l760
 	MOVQ         dim+48(FP), CX
 	MOVQ         152(SP), DX
 	VMOVUPS.Z    (DX), K1, Z4
@@ -22929,9 +24337,9 @@ l734:
 	ADDQ         AX, 160(SP)
 	ADDQ         AX, 160(SP)
 	SUBQ         $0x04, 168(SP)
-	JMP          l733
+	JMP          l759
 
-l732:
+l758:
 	ADDQ    $0x00000040, (SP)
 	ADDQ    $0x00000010, 8(SP)
 	MOVQ    count+40(FP), AX
@@ -22942,7 +24350,7 @@ l732:
 	CMOVQNE CX, AX
 	ADDQ    AX, 24(SP)
 
-l703:
+l729:
 	VZEROUPPER
 	RET
 
@@ -22960,9 +24368,9 @@ TEXT ·scorePanelAVX512(SB), NOSPLIT, $0-48
 	SHLQ $0x02, R8
 	LEAQ (R8)(R8*2), R9
 
-l736:
+l762:
 	CMPQ   BX, $0x08
-	JL     l735
+	JL     l761
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -22984,7 +24392,7 @@ l736:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l737:
+l763:
 	VMOVUPS      (R12), Z16
 	VMOVUPS      64(R12), Z17
 	VBROADCASTSS (R10), Z18
@@ -23015,7 +24423,7 @@ l737:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l737
+	JG           l763
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z8, 64(AX)
 	ADDQ         DI, AX
@@ -23049,14 +24457,14 @@ l737:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x08, BX
-	JMP          l736
+	JMP          l762
 
-l735:
-l739:
+l761:
+l765:
 	CMPQ   BX, $0x06
-	JL     l738
+	JL     l764
 	CMPQ   BX, $0x08
-	JE     l738
+	JE     l764
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -23074,7 +24482,7 @@ l739:
 	MOVQ   DX, R12
 	MOVQ   SI, R13
 
-l740:
+l766:
 	VMOVUPS      (R12), Z12
 	VMOVUPS      64(R12), Z13
 	VBROADCASTSS (R10), Z14
@@ -23099,7 +24507,7 @@ l740:
 	ADDQ         $0x04, R10
 	ADDQ         $0x04, R11
 	SUBQ         $0x01, R13
-	JG           l740
+	JG           l766
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z6, 64(AX)
 	ADDQ         DI, AX
@@ -23125,12 +24533,12 @@ l740:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x06, BX
-	JMP          l739
+	JMP          l765
 
-l738:
-l742:
+l764:
+l768:
 	CMPQ   BX, $0x04
-	JL     l741
+	JL     l767
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -23143,7 +24551,7 @@ l742:
 	MOVQ   DX, R11
 	MOVQ   SI, R12
 
-l743:
+l769:
 	VMOVUPS      (R11), Z8
 	VMOVUPS      64(R11), Z9
 	VBROADCASTSS (R10), Z10
@@ -23161,7 +24569,7 @@ l743:
 	ADDQ         $0x00000080, R11
 	ADDQ         $0x04, R10
 	SUBQ         $0x01, R12
-	JG           l743
+	JG           l769
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z4, 64(AX)
 	ADDQ         DI, AX
@@ -23179,11 +24587,11 @@ l743:
 	ADDQ         R8, CX
 	ADDQ         R8, CX
 	SUBQ         $0x04, BX
-	JMP          l742
+	JMP          l768
 
-l741:
+l767:
 	CMPQ   BX, $0x02
-	JL     l744
+	JL     l770
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -23192,7 +24600,7 @@ l741:
 	MOVQ   DX, R10
 	MOVQ   SI, R11
 
-l746:
+l772:
 	VMOVUPS      (R10), Z4
 	VMOVUPS      64(R10), Z5
 	VBROADCASTSS (R9), Z6
@@ -23204,7 +24612,7 @@ l746:
 	ADDQ         $0x00000080, R10
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, R11
-	JG           l746
+	JG           l772
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z2, 64(AX)
 	ADDQ         DI, AX
@@ -23215,15 +24623,15 @@ l746:
 	ADDQ         R8, CX
 	SUBQ         $0x02, BX
 
-l744:
+l770:
 	CMPQ   BX, $0x01
-	JL     l747
+	JL     l773
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	MOVQ   CX, R9
 	MOVQ   SI, SI
 
-l749:
+l775:
 	VMOVUPS      (DX), Z2
 	VMOVUPS      64(DX), Z3
 	VBROADCASTSS (R9), Z4
@@ -23232,14 +24640,14 @@ l749:
 	ADDQ         $0x00000080, DX
 	ADDQ         $0x04, R9
 	SUBQ         $0x01, SI
-	JG           l749
+	JG           l775
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	ADDQ         DI, AX
 	ADDQ         R8, CX
 	SUBQ         $0x01, BX
 
-l747:
+l773:
 	VZEROUPPER
 	RET
 
@@ -23279,34 +24687,34 @@ TEXT ·weighAVX512(SB), NOSPLIT, $32-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l750:
+l776:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l758
+	JZ           l784
 
-l757:
+l783:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l757
+	JL      l783
 
-l758:
+l784:
 	TESTQ   R8, R8
-	JZ      l759
+	JZ      l785
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l759:
+l785:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF64X2 $0x01, Y11, X12
@@ -23316,27 +24724,27 @@ l759:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l754
+	JZ            l780
 	VMOVSS        c7fc00000<>+0(SB), X12
 
-l754:
+l780:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l753
-	JE       l752
+	JP       l779
+	JE       l778
 
-l753:
+l779:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l755
-	JE           l756
+	JP           l781
+	JE           l782
 
-l755:
+l781:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l760
-	JE       l756
+	JP       l786
+	JE       l782
 
-l760:
+l786:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -23360,34 +24768,34 @@ l760:
 	MOVQ         DI, 24(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l762
+	JZ           l788
 
-l761:
+l787:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l761
+	JL      l787
 
-l762:
+l788:
 	CMPQ      R9, 24(SP)
-	JGE       l763
+	JGE       l789
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l763:
-l756:
+l789:
+l782:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l765
+	JZ     l791
 
-l764:
+l790:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -23418,11 +24826,11 @@ l764:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l764
+	JL          l790
 
-l765:
+l791:
 	TESTQ       R8, R8
-	JZ          l766
+	JZ          l792
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -23443,7 +24851,7 @@ l765:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l766:
+l792:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF64X2 $0x01, Y10, X11
@@ -23455,7 +24863,7 @@ l766:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l751:
+l777:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -23464,15 +24872,2092 @@ l751:
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l750
+	JG   l776
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l752:
+l778:
 	ADDQ $0x01, 8(SP)
-	JMP  l751
+	JMP  l777
+
+// func scoreQ4AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreQ4AVX512(SB), NOSPLIT, $64-96
+	MOVQ  dim+48(FP), AX
+	MOVQ  AX, CX
+	ANDQ  $0x0f, CX
+	LEAQ  tailMasks<>+0(SB), DX
+	KMOVW (DX)(CX*2), K1
+	SHLQ  $0x02, AX
+	MOVQ  stride+56(FP), CX
+	SHLQ  $0x02, CX
+	MOVQ  CX, (SP)
+	MOVQ  at+24(FP), CX
+	MOVQ  CX, 8(SP)
+	MOVQ  aheadAt+80(FP), CX
+	MOVQ  CX, 16(SP)
+	MOVQ  s+0(FP), CX
+	MOVQ  CX, 24(SP)
+	MOVQ  count+40(FP), CX
+	MOVQ  CX, 32(SP)
+
+l793:
+	MOVQ    k+16(FP), CX
+	MOVQ    8(SP), DX
+	MOVQ    (CX), BX
+	ADDQ    DX, BX
+	MOVQ    8(CX), SI
+	ADDQ    DX, SI
+	MOVQ    16(CX), DI
+	ADDQ    DX, DI
+	MOVQ    24(CX), CX
+	ADDQ    DX, CX
+	MOVQ    32(SP), DX
+	CMPQ    DX, $0x01
+	CMOVQLE BX, SI
+	CMPQ    DX, $0x02
+	CMOVQLE BX, DI
+	CMPQ    DX, $0x03
+	CMOVQLE BX, CX
+	MOVQ    ahead+72(FP), DX
+	MOVQ    16(SP), R8
+	MOVQ    (DX), R9
+	ADDQ    R8, R9
+	MOVQ    8(DX), R10
+	ADDQ    R8, R10
+	MOVQ    16(DX), R11
+	ADDQ    R8, R11
+	MOVQ    24(DX), DX
+	ADDQ    R8, DX
+	MOVQ    rows+32(FP), R8
+	MOVQ    R8, 40(SP)
+	MOVQ    q+8(FP), R8
+	MOVQ    R8, 48(SP)
+	MOVQ    24(SP), R8
+	MOVQ    R8, 56(SP)
+
+l795:
+	CMPQ   40(SP), $0x04
+	JL     l794
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   48(SP), R8
+	LEAQ   (AX)(AX*2), R13
+	MOVQ   dim+48(FP), R12
+	MOVQ   R12, R14
+	SHRQ   $0x05, R14
+	IMUL3Q $0x12, R14, R14
+	XORQ   R12, R12
+
+l796:
+	PREFETCHT0    (R9)(R12*1)
+	PREFETCHT0    (R10)(R12*1)
+	PREFETCHT0    (R11)(R12*1)
+	PREFETCHT0    (DX)(R12*1)
+	VPBROADCASTD  14(BX)(R12*1), Z21
+	VPANDD.BCST   cffff0000<>+0(SB), Z21, Z21
+	VPMOVZXBD     (BX)(R12*1), Z20
+	VPERMPS       q4Floats<>+0(SB), Z20, Z16
+	VMULPS        Z21, Z16, Z16
+	VPBROADCASTD  14(SI)(R12*1), Z23
+	VPANDD.BCST   cffff0000<>+0(SB), Z23, Z23
+	VPMOVZXBD     (SI)(R12*1), Z22
+	VPERMPS       q4Floats<>+0(SB), Z22, Z17
+	VMULPS        Z23, Z17, Z17
+	VPBROADCASTD  14(DI)(R12*1), Z25
+	VPANDD.BCST   cffff0000<>+0(SB), Z25, Z25
+	VPMOVZXBD     (DI)(R12*1), Z24
+	VPERMPS       q4Floats<>+0(SB), Z24, Z18
+	VMULPS        Z25, Z18, Z18
+	VPBROADCASTD  14(CX)(R12*1), Z27
+	VPANDD.BCST   cffff0000<>+0(SB), Z27, Z27
+	VPMOVZXBD     (CX)(R12*1), Z26
+	VPERMPS       q4Floats<>+0(SB), Z26, Z19
+	VMULPS        Z27, Z19, Z19
+	VMOVUPS       (R8), Z28
+	VFMADD231PS   Z16, Z28, Z0
+	VFMADD231PS   Z17, Z28, Z1
+	VFMADD231PS   Z18, Z28, Z2
+	VFMADD231PS   Z19, Z28, Z3
+	VMOVUPS       (R8)(AX*1), Z28
+	VFMADD231PS   Z16, Z28, Z4
+	VFMADD231PS   Z17, Z28, Z5
+	VFMADD231PS   Z18, Z28, Z6
+	VFMADD231PS   Z19, Z28, Z7
+	VMOVUPS       (R8)(AX*2), Z28
+	VFMADD231PS   Z16, Z28, Z8
+	VFMADD231PS   Z17, Z28, Z9
+	VFMADD231PS   Z18, Z28, Z10
+	VFMADD231PS   Z19, Z28, Z11
+	VMOVUPS       (R8)(R13*1), Z28
+	VFMADD231PS   Z16, Z28, Z12
+	VFMADD231PS   Z17, Z28, Z13
+	VFMADD231PS   Z18, Z28, Z14
+	VFMADD231PS   Z19, Z28, Z15
+	VPSRLD        $0x04, Z20, Z20
+	VPERMPS       q4Floats<>+0(SB), Z20, Z16
+	VMULPS        Z21, Z16, Z16
+	VPSRLD        $0x04, Z22, Z22
+	VPERMPS       q4Floats<>+0(SB), Z22, Z17
+	VMULPS        Z23, Z17, Z17
+	VPSRLD        $0x04, Z24, Z24
+	VPERMPS       q4Floats<>+0(SB), Z24, Z18
+	VMULPS        Z25, Z18, Z18
+	VPSRLD        $0x04, Z26, Z26
+	VPERMPS       q4Floats<>+0(SB), Z26, Z19
+	VMULPS        Z27, Z19, Z19
+	VMOVUPS       64(R8), Z20
+	VFMADD231PS   Z16, Z20, Z0
+	VFMADD231PS   Z17, Z20, Z1
+	VFMADD231PS   Z18, Z20, Z2
+	VFMADD231PS   Z19, Z20, Z3
+	VMOVUPS       64(R8)(AX*1), Z20
+	VFMADD231PS   Z16, Z20, Z4
+	VFMADD231PS   Z17, Z20, Z5
+	VFMADD231PS   Z18, Z20, Z6
+	VFMADD231PS   Z19, Z20, Z7
+	VMOVUPS       64(R8)(AX*2), Z20
+	VFMADD231PS   Z16, Z20, Z8
+	VFMADD231PS   Z17, Z20, Z9
+	VFMADD231PS   Z18, Z20, Z10
+	VFMADD231PS   Z19, Z20, Z11
+	VMOVUPS       64(R8)(R13*1), Z20
+	VFMADD231PS   Z16, Z20, Z12
+	VFMADD231PS   Z17, Z20, Z13
+	VFMADD231PS   Z18, Z20, Z14
+	VFMADD231PS   Z19, Z20, Z15
+	ADDQ          $0x80, R8
+	ADDQ          $0x12, R12
+	CMPQ          R12, R14
+	JL            l796
+	MOVQ          56(SP), R8
+	MOVQ          (SP), R12
+	VUNPCKLPS     Z1, Z0, Z16
+	VUNPCKHPS     Z1, Z0, Z0
+	VADDPS        Z0, Z16, Z16
+	VUNPCKLPS     Z3, Z2, Z0
+	VUNPCKHPS     Z3, Z2, Z1
+	VADDPS        Z1, Z0, Z0
+	VUNPCKLPD     Z0, Z16, Z1
+	VUNPCKHPD     Z0, Z16, Z0
+	VADDPS        Z0, Z1, Z1
+	VUNPCKLPS     Z5, Z4, Z0
+	VUNPCKHPS     Z5, Z4, Z2
+	VADDPS        Z2, Z0, Z0
+	VUNPCKLPS     Z7, Z6, Z2
+	VUNPCKHPS     Z7, Z6, Z3
+	VADDPS        Z3, Z2, Z2
+	VUNPCKLPD     Z2, Z0, Z3
+	VUNPCKHPD     Z2, Z0, Z0
+	VADDPS        Z0, Z3, Z3
+	VUNPCKLPS     Z9, Z8, Z0
+	VUNPCKHPS     Z9, Z8, Z2
+	VADDPS        Z2, Z0, Z0
+	VUNPCKLPS     Z11, Z10, Z2
+	VUNPCKHPS     Z11, Z10, Z4
+	VADDPS        Z4, Z2, Z2
+	VUNPCKLPD     Z2, Z0, Z4
+	VUNPCKHPD     Z2, Z0, Z0
+	VADDPS        Z0, Z4, Z4
+	VUNPCKLPS     Z13, Z12, Z0
+	VUNPCKHPS     Z13, Z12, Z2
+	VADDPS        Z2, Z0, Z0
+	VUNPCKLPS     Z15, Z14, Z2
+	VUNPCKHPS     Z15, Z14, Z5
+	VADDPS        Z5, Z2, Z2
+	VUNPCKLPD     Z2, Z0, Z5
+	VUNPCKHPD     Z2, Z0, Z0
+	VADDPS        Z0, Z5, Z5
+	VSHUFF32X4    $0x88, Z3, Z1, Z0
+	VSHUFF32X4    $0xdd, Z3, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x88, Z5, Z4, Z1
+	VSHUFF32X4    $0xdd, Z5, Z4, Z2
+	VADDPS        Z2, Z1, Z1
+	VSHUFF32X4    $0x88, Z1, Z0, Z2
+	VSHUFF32X4    $0xdd, Z1, Z0, Z0
+	VADDPS        Z0, Z2, Z2
+	VMOVUPS       X2, (R8)
+	LEAQ          (R12)(R12*2), R13
+	VEXTRACTF32X4 $0x01, Z2, (R8)(R12*1)
+	VEXTRACTF32X4 $0x02, Z2, (R8)(R12*2)
+	VEXTRACTF32X4 $0x03, Z2, (R8)(R13*1)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	SUBQ          $0x04, 40(SP)
+	JMP           l795
+
+l794:
+	CMPQ   40(SP), $0x02
+	JL     l797
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   48(SP), R8
+	MOVQ   dim+48(FP), R12
+	MOVQ   R12, R13
+	SHRQ   $0x05, R13
+	IMUL3Q $0x12, R13, R13
+	XORQ   R12, R12
+
+l799:
+	PREFETCHT0    (R9)(R12*1)
+	PREFETCHT0    (R10)(R12*1)
+	PREFETCHT0    (R11)(R12*1)
+	PREFETCHT0    (DX)(R12*1)
+	VPBROADCASTD  14(BX)(R12*1), Z13
+	VPANDD.BCST   cffff0000<>+0(SB), Z13, Z13
+	VPMOVZXBD     (BX)(R12*1), Z12
+	VPERMPS       q4Floats<>+0(SB), Z12, Z8
+	VMULPS        Z13, Z8, Z8
+	VPBROADCASTD  14(SI)(R12*1), Z15
+	VPANDD.BCST   cffff0000<>+0(SB), Z15, Z15
+	VPMOVZXBD     (SI)(R12*1), Z14
+	VPERMPS       q4Floats<>+0(SB), Z14, Z9
+	VMULPS        Z15, Z9, Z9
+	VPBROADCASTD  14(DI)(R12*1), Z17
+	VPANDD.BCST   cffff0000<>+0(SB), Z17, Z17
+	VPMOVZXBD     (DI)(R12*1), Z16
+	VPERMPS       q4Floats<>+0(SB), Z16, Z10
+	VMULPS        Z17, Z10, Z10
+	VPBROADCASTD  14(CX)(R12*1), Z19
+	VPANDD.BCST   cffff0000<>+0(SB), Z19, Z19
+	VPMOVZXBD     (CX)(R12*1), Z18
+	VPERMPS       q4Floats<>+0(SB), Z18, Z11
+	VMULPS        Z19, Z11, Z11
+	VMOVUPS       (R8), Z20
+	VFMADD231PS   Z8, Z20, Z0
+	VFMADD231PS   Z9, Z20, Z1
+	VFMADD231PS   Z10, Z20, Z2
+	VFMADD231PS   Z11, Z20, Z3
+	VMOVUPS       (R8)(AX*1), Z20
+	VFMADD231PS   Z8, Z20, Z4
+	VFMADD231PS   Z9, Z20, Z5
+	VFMADD231PS   Z10, Z20, Z6
+	VFMADD231PS   Z11, Z20, Z7
+	VPSRLD        $0x04, Z12, Z12
+	VPERMPS       q4Floats<>+0(SB), Z12, Z8
+	VMULPS        Z13, Z8, Z8
+	VPSRLD        $0x04, Z14, Z14
+	VPERMPS       q4Floats<>+0(SB), Z14, Z9
+	VMULPS        Z15, Z9, Z9
+	VPSRLD        $0x04, Z16, Z16
+	VPERMPS       q4Floats<>+0(SB), Z16, Z10
+	VMULPS        Z17, Z10, Z10
+	VPSRLD        $0x04, Z18, Z18
+	VPERMPS       q4Floats<>+0(SB), Z18, Z11
+	VMULPS        Z19, Z11, Z11
+	VMOVUPS       64(R8), Z12
+	VFMADD231PS   Z8, Z12, Z0
+	VFMADD231PS   Z9, Z12, Z1
+	VFMADD231PS   Z10, Z12, Z2
+	VFMADD231PS   Z11, Z12, Z3
+	VMOVUPS       64(R8)(AX*1), Z12
+	VFMADD231PS   Z8, Z12, Z4
+	VFMADD231PS   Z9, Z12, Z5
+	VFMADD231PS   Z10, Z12, Z6
+	VFMADD231PS   Z11, Z12, Z7
+	ADDQ          $0x80, R8
+	ADDQ          $0x12, R12
+	CMPQ          R12, R13
+	JL            l799
+	MOVQ          56(SP), R8
+	MOVQ          (SP), R12
+	VUNPCKLPS     Z1, Z0, Z8
+	VUNPCKHPS     Z1, Z0, Z0
+	VADDPS        Z0, Z8, Z8
+	VUNPCKLPS     Z3, Z2, Z0
+	VUNPCKHPS     Z3, Z2, Z1
+	VADDPS        Z1, Z0, Z0
+	VUNPCKLPD     Z0, Z8, Z1
+	VUNPCKHPD     Z0, Z8, Z0
+	VADDPS        Z0, Z1, Z1
+	VUNPCKLPS     Z5, Z4, Z0
+	VUNPCKHPS     Z5, Z4, Z2
+	VADDPS        Z2, Z0, Z0
+	VUNPCKLPS     Z7, Z6, Z2
+	VUNPCKHPS     Z7, Z6, Z3
+	VADDPS        Z3, Z2, Z2
+	VUNPCKLPD     Z2, Z0, Z3
+	VUNPCKHPD     Z2, Z0, Z0
+	VADDPS        Z0, Z3, Z3
+	VSHUFF32X4    $0x88, Z3, Z1, Z0
+	VSHUFF32X4    $0xdd, Z3, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VSHUFF32X4    $0x88, Z0, Z0, Z1
+	VSHUFF32X4    $0xdd, Z0, Z0, Z0
+	VADDPS        Z0, Z1, Z1
+	VMOVUPS       X1, (R8)
+	VEXTRACTF32X4 $0x01, Z1, (R8)(R12*1)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	ADDQ          AX, 48(SP)
+	ADDQ          R12, 56(SP)
+	SUBQ          $0x02, 40(SP)
+
+l797:
+	CMPQ   40(SP), $0x01
+	JL     l800
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	MOVQ   48(SP), R8
+	MOVQ   dim+48(FP), R12
+	MOVQ   R12, R13
+	SHRQ   $0x05, R13
+	IMUL3Q $0x12, R13, R13
+	XORQ   R12, R12
+
+l802:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VPBROADCASTD 14(BX)(R12*1), Z9
+	VPANDD.BCST  cffff0000<>+0(SB), Z9, Z9
+	VPMOVZXBD    (BX)(R12*1), Z8
+	VPERMPS      q4Floats<>+0(SB), Z8, Z4
+	VMULPS       Z9, Z4, Z4
+	VPBROADCASTD 14(SI)(R12*1), Z11
+	VPANDD.BCST  cffff0000<>+0(SB), Z11, Z11
+	VPMOVZXBD    (SI)(R12*1), Z10
+	VPERMPS      q4Floats<>+0(SB), Z10, Z5
+	VMULPS       Z11, Z5, Z5
+	VPBROADCASTD 14(DI)(R12*1), Z13
+	VPANDD.BCST  cffff0000<>+0(SB), Z13, Z13
+	VPMOVZXBD    (DI)(R12*1), Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z6
+	VMULPS       Z13, Z6, Z6
+	VPBROADCASTD 14(CX)(R12*1), Z15
+	VPANDD.BCST  cffff0000<>+0(SB), Z15, Z15
+	VPMOVZXBD    (CX)(R12*1), Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z7
+	VMULPS       Z15, Z7, Z7
+	VMOVUPS      (R8), Z16
+	VFMADD231PS  Z4, Z16, Z0
+	VFMADD231PS  Z5, Z16, Z1
+	VFMADD231PS  Z6, Z16, Z2
+	VFMADD231PS  Z7, Z16, Z3
+	VPSRLD       $0x04, Z8, Z8
+	VPERMPS      q4Floats<>+0(SB), Z8, Z4
+	VMULPS       Z9, Z4, Z4
+	VPSRLD       $0x04, Z10, Z10
+	VPERMPS      q4Floats<>+0(SB), Z10, Z5
+	VMULPS       Z11, Z5, Z5
+	VPSRLD       $0x04, Z12, Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z6
+	VMULPS       Z13, Z6, Z6
+	VPSRLD       $0x04, Z14, Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z7
+	VMULPS       Z15, Z7, Z7
+	VMOVUPS      64(R8), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l802
+	MOVQ         56(SP), CX
+	MOVQ         (SP), DX
+	VUNPCKLPS    Z1, Z0, Z4
+	VUNPCKHPS    Z1, Z0, Z0
+	VADDPS       Z0, Z4, Z4
+	VUNPCKLPS    Z3, Z2, Z0
+	VUNPCKHPS    Z3, Z2, Z1
+	VADDPS       Z1, Z0, Z0
+	VUNPCKLPD    Z0, Z4, Z1
+	VUNPCKHPD    Z0, Z4, Z0
+	VADDPS       Z0, Z1, Z1
+	VSHUFF32X4   $0x88, Z1, Z1, Z0
+	VSHUFF32X4   $0xdd, Z1, Z1, Z1
+	VADDPS       Z1, Z0, Z0
+	VSHUFF32X4   $0x88, Z0, Z0, Z1
+	VSHUFF32X4   $0xdd, Z0, Z0, Z0
+	VADDPS       Z0, Z1, Z1
+	VMOVUPS      X1, (CX)
+	SUBQ         $0x01, 40(SP)
+
+l800:
+	MOVQ step+64(FP), CX
+	ADDQ CX, 8(SP)
+	MOVQ aheadStep+88(FP), CX
+	ADDQ CX, 16(SP)
+	ADDQ $0x10, 24(SP)
+	SUBQ $0x04, 32(SP)
+	JG   l793
+	VZEROUPPER
+	RET
+
+DATA q4Floats<>+0(SB)/4, $(-127.0)
+DATA q4Floats<>+4(SB)/4, $(-102.0)
+DATA q4Floats<>+8(SB)/4, $(-82.0)
+DATA q4Floats<>+12(SB)/4, $(-66.0)
+DATA q4Floats<>+16(SB)/4, $(-51.0)
+DATA q4Floats<>+20(SB)/4, $(-37.0)
+DATA q4Floats<>+24(SB)/4, $(-25.0)
+DATA q4Floats<>+28(SB)/4, $(-12.0)
+DATA q4Floats<>+32(SB)/4, $(0.0)
+DATA q4Floats<>+36(SB)/4, $(13.0)
+DATA q4Floats<>+40(SB)/4, $(26.0)
+DATA q4Floats<>+44(SB)/4, $(39.0)
+DATA q4Floats<>+48(SB)/4, $(54.0)
+DATA q4Floats<>+52(SB)/4, $(70.0)
+DATA q4Floats<>+56(SB)/4, $(88.0)
+DATA q4Floats<>+60(SB)/4, $(111.0)
+GLOBL q4Floats<>(SB), RODATA|NOPTR, $64
+
+// func weightedQ4AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·weightedQ4AVX512(SB), NOSPLIT, $96-96
+	MOVQ  dim+48(FP), AX
+	MOVQ  AX, CX
+	ANDQ  $0x0f, CX
+	LEAQ  tailMasks<>+0(SB), DX
+	KMOVW (DX)(CX*2), K1
+	SHLQ  $0x02, AX
+	MOVQ  stride+56(FP), CX
+	SHLQ  $0x02, CX
+	MOVQ  CX, (SP)
+	MOVQ  at+24(FP), CX
+	MOVQ  CX, 8(SP)
+	MOVQ  aheadAt+80(FP), CX
+	MOVQ  CX, 16(SP)
+	MOVQ  p+8(FP), CX
+	MOVQ  CX, 24(SP)
+	MOVQ  count+40(FP), CX
+	MOVQ  CX, 32(SP)
+
+l803:
+	CMPQ 32(SP), $0x04
+	JL   l804
+	MOVQ v+16(FP), CX
+	MOVQ 8(SP), DX
+	MOVQ (CX), BX
+	ADDQ DX, BX
+	MOVQ 8(CX), SI
+	ADDQ DX, SI
+	MOVQ 16(CX), DI
+	ADDQ DX, DI
+	MOVQ 24(CX), CX
+	ADDQ DX, CX
+	MOVQ ahead+72(FP), DX
+	MOVQ 16(SP), R8
+	MOVQ (DX), R9
+	ADDQ R8, R9
+	MOVQ 8(DX), R10
+	ADDQ R8, R10
+	MOVQ 16(DX), R11
+	ADDQ R8, R11
+	MOVQ 24(DX), DX
+	ADDQ R8, DX
+	MOVQ 24(SP), R8
+	MOVQ rows+32(FP), R12
+	MOVQ R12, 40(SP)
+	MOVQ o+0(FP), R12
+	MOVQ R12, 48(SP)
+	MOVQ R8, 56(SP)
+
+l807:
+	CMPQ         40(SP), $0x04
+	JL           l806
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	ADDQ         R12, R8
+	VBROADCASTSS (R8), Z4
+	VBROADCASTSS 4(R8), Z5
+	VBROADCASTSS 8(R8), Z6
+	VBROADCASTSS 12(R8), Z7
+	ADDQ         R12, R8
+	VBROADCASTSS (R8), Z8
+	VBROADCASTSS 4(R8), Z9
+	VBROADCASTSS 8(R8), Z10
+	VBROADCASTSS 12(R8), Z11
+	ADDQ         R12, R8
+	VBROADCASTSS (R8), Z12
+	VBROADCASTSS 4(R8), Z13
+	VBROADCASTSS 8(R8), Z14
+	VBROADCASTSS 12(R8), Z15
+	ADDQ         R12, R8
+	MOVQ         R8, 56(SP)
+	MOVQ         48(SP), R8
+	LEAQ         (AX)(AX*2), R13
+	MOVQ         dim+48(FP), R12
+	MOVQ         R12, R14
+	SHRQ         $0x05, R14
+	IMUL3Q       $0x12, R14, R14
+	XORQ         R12, R12
+
+l808:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VPBROADCASTD 14(BX)(R12*1), Z21
+	VPANDD.BCST  cffff0000<>+0(SB), Z21, Z21
+	VPMOVZXBD    (BX)(R12*1), Z20
+	VPERMPS      q4Floats<>+0(SB), Z20, Z16
+	VMULPS       Z21, Z16, Z16
+	VPBROADCASTD 14(SI)(R12*1), Z23
+	VPANDD.BCST  cffff0000<>+0(SB), Z23, Z23
+	VPMOVZXBD    (SI)(R12*1), Z22
+	VPERMPS      q4Floats<>+0(SB), Z22, Z17
+	VMULPS       Z23, Z17, Z17
+	VPBROADCASTD 14(DI)(R12*1), Z25
+	VPANDD.BCST  cffff0000<>+0(SB), Z25, Z25
+	VPMOVZXBD    (DI)(R12*1), Z24
+	VPERMPS      q4Floats<>+0(SB), Z24, Z18
+	VMULPS       Z25, Z18, Z18
+	VPBROADCASTD 14(CX)(R12*1), Z27
+	VPANDD.BCST  cffff0000<>+0(SB), Z27, Z27
+	VPMOVZXBD    (CX)(R12*1), Z26
+	VPERMPS      q4Floats<>+0(SB), Z26, Z19
+	VMULPS       Z27, Z19, Z19
+	VMULPS       Z16, Z0, Z28
+	VFMADD231PS  Z17, Z1, Z28
+	VFMADD231PS  Z18, Z2, Z28
+	VFMADD231PS  Z19, Z3, Z28
+	VADDPS       (R8), Z28, Z28
+	VMOVUPS      Z28, (R8)
+	VMULPS       Z16, Z4, Z28
+	VFMADD231PS  Z17, Z5, Z28
+	VFMADD231PS  Z18, Z6, Z28
+	VFMADD231PS  Z19, Z7, Z28
+	VADDPS       (R8)(AX*1), Z28, Z28
+	VMOVUPS      Z28, (R8)(AX*1)
+	VMULPS       Z16, Z8, Z28
+	VFMADD231PS  Z17, Z9, Z28
+	VFMADD231PS  Z18, Z10, Z28
+	VFMADD231PS  Z19, Z11, Z28
+	VADDPS       (R8)(AX*2), Z28, Z28
+	VMOVUPS      Z28, (R8)(AX*2)
+	VMULPS       Z16, Z12, Z16
+	VFMADD231PS  Z17, Z13, Z16
+	VFMADD231PS  Z18, Z14, Z16
+	VFMADD231PS  Z19, Z15, Z16
+	VADDPS       (R8)(R13*1), Z16, Z16
+	VMOVUPS      Z16, (R8)(R13*1)
+	VPSRLD       $0x04, Z20, Z20
+	VPERMPS      q4Floats<>+0(SB), Z20, Z16
+	VMULPS       Z21, Z16, Z16
+	VPSRLD       $0x04, Z22, Z22
+	VPERMPS      q4Floats<>+0(SB), Z22, Z17
+	VMULPS       Z23, Z17, Z17
+	VPSRLD       $0x04, Z24, Z24
+	VPERMPS      q4Floats<>+0(SB), Z24, Z18
+	VMULPS       Z25, Z18, Z18
+	VPSRLD       $0x04, Z26, Z26
+	VPERMPS      q4Floats<>+0(SB), Z26, Z19
+	VMULPS       Z27, Z19, Z19
+	VMULPS       Z16, Z0, Z20
+	VFMADD231PS  Z17, Z1, Z20
+	VFMADD231PS  Z18, Z2, Z20
+	VFMADD231PS  Z19, Z3, Z20
+	VADDPS       64(R8), Z20, Z20
+	VMOVUPS      Z20, 64(R8)
+	VMULPS       Z16, Z4, Z20
+	VFMADD231PS  Z17, Z5, Z20
+	VFMADD231PS  Z18, Z6, Z20
+	VFMADD231PS  Z19, Z7, Z20
+	VADDPS       64(R8)(AX*1), Z20, Z20
+	VMOVUPS      Z20, 64(R8)(AX*1)
+	VMULPS       Z16, Z8, Z20
+	VFMADD231PS  Z17, Z9, Z20
+	VFMADD231PS  Z18, Z10, Z20
+	VFMADD231PS  Z19, Z11, Z20
+	VADDPS       64(R8)(AX*2), Z20, Z20
+	VMOVUPS      Z20, 64(R8)(AX*2)
+	VMULPS       Z16, Z12, Z16
+	VFMADD231PS  Z17, Z13, Z16
+	VFMADD231PS  Z18, Z14, Z16
+	VFMADD231PS  Z19, Z15, Z16
+	VADDPS       64(R8)(R13*1), Z16, Z16
+	VMOVUPS      Z16, 64(R8)(R13*1)
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R14
+	JL           l808
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 40(SP)
+	JMP          l807
+
+l806:
+	CMPQ         40(SP), $0x02
+	JL           l809
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	ADDQ         R12, R8
+	VBROADCASTSS (R8), Z4
+	VBROADCASTSS 4(R8), Z5
+	VBROADCASTSS 8(R8), Z6
+	VBROADCASTSS 12(R8), Z7
+	ADDQ         R12, R8
+	MOVQ         R8, 56(SP)
+	MOVQ         48(SP), R8
+	MOVQ         dim+48(FP), R12
+	MOVQ         R12, R13
+	SHRQ         $0x05, R13
+	IMUL3Q       $0x12, R13, R13
+	XORQ         R12, R12
+
+l811:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VPBROADCASTD 14(BX)(R12*1), Z13
+	VPANDD.BCST  cffff0000<>+0(SB), Z13, Z13
+	VPMOVZXBD    (BX)(R12*1), Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z8
+	VMULPS       Z13, Z8, Z8
+	VPBROADCASTD 14(SI)(R12*1), Z15
+	VPANDD.BCST  cffff0000<>+0(SB), Z15, Z15
+	VPMOVZXBD    (SI)(R12*1), Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z9
+	VMULPS       Z15, Z9, Z9
+	VPBROADCASTD 14(DI)(R12*1), Z17
+	VPANDD.BCST  cffff0000<>+0(SB), Z17, Z17
+	VPMOVZXBD    (DI)(R12*1), Z16
+	VPERMPS      q4Floats<>+0(SB), Z16, Z10
+	VMULPS       Z17, Z10, Z10
+	VPBROADCASTD 14(CX)(R12*1), Z19
+	VPANDD.BCST  cffff0000<>+0(SB), Z19, Z19
+	VPMOVZXBD    (CX)(R12*1), Z18
+	VPERMPS      q4Floats<>+0(SB), Z18, Z11
+	VMULPS       Z19, Z11, Z11
+	VMULPS       Z8, Z0, Z20
+	VFMADD231PS  Z9, Z1, Z20
+	VFMADD231PS  Z10, Z2, Z20
+	VFMADD231PS  Z11, Z3, Z20
+	VADDPS       (R8), Z20, Z20
+	VMOVUPS      Z20, (R8)
+	VMULPS       Z8, Z4, Z8
+	VFMADD231PS  Z9, Z5, Z8
+	VFMADD231PS  Z10, Z6, Z8
+	VFMADD231PS  Z11, Z7, Z8
+	VADDPS       (R8)(AX*1), Z8, Z8
+	VMOVUPS      Z8, (R8)(AX*1)
+	VPSRLD       $0x04, Z12, Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z8
+	VMULPS       Z13, Z8, Z8
+	VPSRLD       $0x04, Z14, Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z9
+	VMULPS       Z15, Z9, Z9
+	VPSRLD       $0x04, Z16, Z16
+	VPERMPS      q4Floats<>+0(SB), Z16, Z10
+	VMULPS       Z17, Z10, Z10
+	VPSRLD       $0x04, Z18, Z18
+	VPERMPS      q4Floats<>+0(SB), Z18, Z11
+	VMULPS       Z19, Z11, Z11
+	VMULPS       Z8, Z0, Z12
+	VFMADD231PS  Z9, Z1, Z12
+	VFMADD231PS  Z10, Z2, Z12
+	VFMADD231PS  Z11, Z3, Z12
+	VADDPS       64(R8), Z12, Z12
+	VMOVUPS      Z12, 64(R8)
+	VMULPS       Z8, Z4, Z8
+	VFMADD231PS  Z9, Z5, Z8
+	VFMADD231PS  Z10, Z6, Z8
+	VFMADD231PS  Z11, Z7, Z8
+	VADDPS       64(R8)(AX*1), Z8, Z8
+	VMOVUPS      Z8, 64(R8)(AX*1)
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l811
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x02, 40(SP)
+
+l809:
+	CMPQ         40(SP), $0x01
+	JL           l812
+	MOVQ         56(SP), R8
+	MOVQ         (SP), R12
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	ADDQ         R12, R8
+	MOVQ         R8, 56(SP)
+	MOVQ         48(SP), R8
+	MOVQ         dim+48(FP), R12
+	MOVQ         R12, R13
+	SHRQ         $0x05, R13
+	IMUL3Q       $0x12, R13, R13
+	XORQ         R12, R12
+
+l814:
+	PREFETCHT0   (R9)(R12*1)
+	PREFETCHT0   (R10)(R12*1)
+	PREFETCHT0   (R11)(R12*1)
+	PREFETCHT0   (DX)(R12*1)
+	VPBROADCASTD 14(BX)(R12*1), Z9
+	VPANDD.BCST  cffff0000<>+0(SB), Z9, Z9
+	VPMOVZXBD    (BX)(R12*1), Z8
+	VPERMPS      q4Floats<>+0(SB), Z8, Z4
+	VMULPS       Z9, Z4, Z4
+	VPBROADCASTD 14(SI)(R12*1), Z11
+	VPANDD.BCST  cffff0000<>+0(SB), Z11, Z11
+	VPMOVZXBD    (SI)(R12*1), Z10
+	VPERMPS      q4Floats<>+0(SB), Z10, Z5
+	VMULPS       Z11, Z5, Z5
+	VPBROADCASTD 14(DI)(R12*1), Z13
+	VPANDD.BCST  cffff0000<>+0(SB), Z13, Z13
+	VPMOVZXBD    (DI)(R12*1), Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z6
+	VMULPS       Z13, Z6, Z6
+	VPBROADCASTD 14(CX)(R12*1), Z15
+	VPANDD.BCST  cffff0000<>+0(SB), Z15, Z15
+	VPMOVZXBD    (CX)(R12*1), Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z7
+	VMULPS       Z15, Z7, Z7
+	VMULPS       Z4, Z0, Z4
+	VFMADD231PS  Z5, Z1, Z4
+	VFMADD231PS  Z6, Z2, Z4
+	VFMADD231PS  Z7, Z3, Z4
+	VADDPS       (R8), Z4, Z4
+	VMOVUPS      Z4, (R8)
+	VPSRLD       $0x04, Z8, Z8
+	VPERMPS      q4Floats<>+0(SB), Z8, Z4
+	VMULPS       Z9, Z4, Z4
+	VPSRLD       $0x04, Z10, Z10
+	VPERMPS      q4Floats<>+0(SB), Z10, Z5
+	VMULPS       Z11, Z5, Z5
+	VPSRLD       $0x04, Z12, Z12
+	VPERMPS      q4Floats<>+0(SB), Z12, Z6
+	VMULPS       Z13, Z6, Z6
+	VPSRLD       $0x04, Z14, Z14
+	VPERMPS      q4Floats<>+0(SB), Z14, Z7
+	VMULPS       Z15, Z7, Z7
+	VMULPS       Z4, Z0, Z4
+	VFMADD231PS  Z5, Z1, Z4
+	VFMADD231PS  Z6, Z2, Z4
+	VFMADD231PS  Z7, Z3, Z4
+	VADDPS       64(R8), Z4, Z4
+	VMOVUPS      Z4, 64(R8)
+	ADDQ         $0x80, R8
+	ADDQ         $0x12, R12
+	CMPQ         R12, R13
+	JL           l814
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x01, 40(SP)
+
+l812:
+	MOVQ step+64(FP), CX
+	ADDQ CX, 8(SP)
+	MOVQ aheadStep+88(FP), CX
+	ADDQ CX, 16(SP)
+	ADDQ $0x10, 24(SP)
+	SUBQ $0x04, 32(SP)
+	JMP  l803
+
+l804:
+	MOVQ v+16(FP), CX
+	MOVQ CX, 64(SP)
+
+l815:
+	SUBQ $0x01, 32(SP)
+	JL   l805
+	MOVQ 64(SP), CX
+	MOVQ (CX), CX
+	ADDQ 8(SP), CX
+	MOVQ 24(SP), DX
+	MOVQ rows+32(FP), BX
+	MOVQ BX, 72(SP)
+	MOVQ o+0(FP), BX
+	MOVQ BX, 80(SP)
+	MOVQ DX, 88(SP)
+
+l817:
+	CMPQ         72(SP), $0x01
+	JL           l816
+	MOVQ         88(SP), DX
+	MOVQ         (SP), BX
+	VBROADCASTSS (DX), Z0
+	ADDQ         BX, DX
+	MOVQ         DX, 88(SP)
+	MOVQ         80(SP), DX
+	MOVQ         dim+48(FP), BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l818:
+	VPBROADCASTD 14(CX)(BX*1), Z3
+	VPANDD.BCST  cffff0000<>+0(SB), Z3, Z3
+	VPMOVZXBD    (CX)(BX*1), Z2
+	VPERMPS      q4Floats<>+0(SB), Z2, Z1
+	VMULPS       Z3, Z1, Z1
+	VMULPS       Z1, Z0, Z1
+	VADDPS       (DX), Z1, Z1
+	VMOVUPS      Z1, (DX)
+	VPSRLD       $0x04, Z2, Z2
+	VPERMPS      q4Floats<>+0(SB), Z2, Z1
+	VMULPS       Z3, Z1, Z1
+	VMULPS       Z1, Z0, Z1
+	VADDPS       64(DX), Z1, Z1
+	VMOVUPS      Z1, 64(DX)
+	ADDQ         $0x80, DX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l818
+	ADDQ         AX, 80(SP)
+	SUBQ         $0x01, 72(SP)
+	JMP          l817
+
+l816:
+	ADDQ $0x08, 64(SP)
+	ADDQ $0x04, 24(SP)
+	JMP  l815
+
+l805:
+	VZEROUPPER
+	RET
+
+// func scoreLanesQ4AVX512(s *float32, q *float32, k **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int, wide *float32)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·scoreLanesQ4AVX512(SB), NOSPLIT, $72-104
+	MOVQ   dim+48(FP), AX
+	MOVQ   AX, CX
+	ANDQ   $0x0f, CX
+	LEAQ   tailMasks<>+0(SB), DX
+	KMOVW  (DX)(CX*2), K1
+	ADDQ   $0x0f, AX
+	ANDQ   $-16, AX
+	SHLQ   $0x02, AX
+	MOVQ   AX, (SP)
+	MOVQ   wide+96(FP), CX
+	IMUL3Q $0x08, AX, AX
+	ADDQ   AX, CX
+	MOVQ   CX, 8(SP)
+	MOVQ   at+24(FP), AX
+	MOVQ   AX, 16(SP)
+	MOVQ   aheadAt+80(FP), AX
+	MOVQ   AX, 24(SP)
+	MOVQ   s+0(FP), AX
+	MOVQ   AX, 32(SP)
+	MOVQ   count+40(FP), AX
+	MOVQ   AX, 40(SP)
+
+l819:
+	MOVQ wide+96(FP), AX
+	MOVQ 8(SP), CX
+	MOVQ 40(SP), BX
+	MOVQ $0x00000002, SI
+
+l820:
+	MOVQ    k+16(FP), R10
+	MOVQ    16(SP), DX
+	MOVQ    (R10), DI
+	ADDQ    DX, DI
+	MOVQ    8(R10), R8
+	ADDQ    DX, R8
+	MOVQ    16(R10), R9
+	ADDQ    DX, R9
+	MOVQ    24(R10), R10
+	ADDQ    DX, R10
+	CMPQ    BX, $0x01
+	CMOVQLE DI, R8
+	CMPQ    BX, $0x02
+	CMOVQLE DI, R9
+	CMPQ    BX, $0x03
+	CMOVQLE DI, R10
+	MOVQ    dim+48(FP), R11
+	MOVQ    (SP), DX
+	LEAQ    (DX)(DX*2), R12
+	MOVQ    R11, R13
+	SHRQ    $0x05, R13
+	IMUL3Q  $0x12, R13, R13
+	XORQ    R11, R11
+
+l822:
+	VPBROADCASTD 14(DI)(R11*1), Z2
+	VPANDD.BCST  cffff0000<>+0(SB), Z2, Z2
+	VPMOVZXBD    (DI)(R11*1), Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, (AX)
+	VPBROADCASTD 14(R8)(R11*1), Z4
+	VPANDD.BCST  cffff0000<>+0(SB), Z4, Z4
+	VPMOVZXBD    (R8)(R11*1), Z3
+	VPERMPS      q4Floats<>+0(SB), Z3, Z0
+	VMULPS       Z4, Z0, Z0
+	VMOVUPS      Z0, (AX)(DX*1)
+	VPBROADCASTD 14(R9)(R11*1), Z6
+	VPANDD.BCST  cffff0000<>+0(SB), Z6, Z6
+	VPMOVZXBD    (R9)(R11*1), Z5
+	VPERMPS      q4Floats<>+0(SB), Z5, Z0
+	VMULPS       Z6, Z0, Z0
+	VMOVUPS      Z0, (AX)(DX*2)
+	VPBROADCASTD 14(R10)(R11*1), Z8
+	VPANDD.BCST  cffff0000<>+0(SB), Z8, Z8
+	VPMOVZXBD    (R10)(R11*1), Z7
+	VPERMPS      q4Floats<>+0(SB), Z7, Z0
+	VMULPS       Z8, Z0, Z0
+	VMOVUPS      Z0, (AX)(R12*1)
+	VPSRLD       $0x04, Z1, Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, 64(AX)
+	VPSRLD       $0x04, Z3, Z3
+	VPERMPS      q4Floats<>+0(SB), Z3, Z0
+	VMULPS       Z4, Z0, Z0
+	VMOVUPS      Z0, 64(AX)(DX*1)
+	VPSRLD       $0x04, Z5, Z5
+	VPERMPS      q4Floats<>+0(SB), Z5, Z0
+	VMULPS       Z6, Z0, Z0
+	VMOVUPS      Z0, 64(AX)(DX*2)
+	VPSRLD       $0x04, Z7, Z7
+	VPERMPS      q4Floats<>+0(SB), Z7, Z0
+	VMULPS       Z8, Z0, Z0
+	VMOVUPS      Z0, 64(AX)(R12*1)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, R11
+	CMPQ         R11, R13
+	JL           l822
+	LEAQ         (AX)(R12*1), AX
+	MOVQ         ahead+72(FP), DX
+	MOVQ         24(SP), DI
+	MOVQ         (DX), R8
+	ADDQ         DI, R8
+	MOVQ         8(DX), R9
+	ADDQ         DI, R9
+	MOVQ         16(DX), R10
+	ADDQ         DI, R10
+	MOVQ         24(DX), DX
+	ADDQ         DI, DX
+	MOVQ         dim+48(FP), DI
+	SHLQ         $0x00, DI
+
+l823:
+	MOVQ R8, (CX)
+	ADDQ $0x40, R8
+	MOVQ R9, 8(CX)
+	ADDQ $0x40, R9
+	MOVQ R10, 16(CX)
+	ADDQ $0x40, R10
+	MOVQ DX, 24(CX)
+	ADDQ $0x40, DX
+	ADDQ $0x20, CX
+	SUBQ $0x40, DI
+	JG   l823
+	MOVQ step+64(FP), DX
+	ADDQ DX, 16(SP)
+	MOVQ aheadStep+88(FP), DX
+	ADDQ DX, 24(SP)
+	SUBQ $0x04, BX
+	JLE  l821
+	SUBQ $0x01, SI
+	JG   l820
+
+l821:
+	MOVQ q+8(FP), AX
+	MOVQ AX, 48(SP)
+	MOVQ rows+32(FP), AX
+	MOVQ AX, 56(SP)
+	MOVQ 32(SP), AX
+
+l824:
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   48(SP), CX
+	MOVQ   (SP), DX
+	MOVQ   DX, 64(SP)
+	LEAQ   (DX)(DX*2), BX
+	MOVQ   wide+96(FP), SI
+	LEAQ   (SI)(DX*4), DI
+	MOVQ   8(SP), R8
+
+l826:
+	VMOVUPS         (CX), Z16
+	VMOVUPS         64(CX), Z17
+	VBROADCASTF32X4 (SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            (R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 (SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 (SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 (SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 (DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 (DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 (DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 (DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         128(CX), Z16
+	VMOVUPS         192(CX), Z17
+	VBROADCASTF32X4 16(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	VBROADCASTF32X4 16(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 16(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 16(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 16(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 16(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 16(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 16(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         256(CX), Z16
+	VMOVUPS         320(CX), Z17
+	VBROADCASTF32X4 32(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	MOVQ            8(R8), R9
+	PREFETCHT0      (R9)
+	VBROADCASTF32X4 32(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 32(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 32(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 32(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 32(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 32(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 32(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	VMOVUPS         384(CX), Z16
+	VMOVUPS         448(CX), Z17
+	VBROADCASTF32X4 48(SI), Z18
+	VFMADD231PS     Z18, Z16, Z0
+	VFMADD231PS     Z18, Z17, Z8
+	VBROADCASTF32X4 48(SI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z1
+	VFMADD231PS     Z18, Z17, Z9
+	VBROADCASTF32X4 48(SI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z2
+	VFMADD231PS     Z18, Z17, Z10
+	VBROADCASTF32X4 48(SI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z3
+	VFMADD231PS     Z18, Z17, Z11
+	VBROADCASTF32X4 48(DI), Z18
+	VFMADD231PS     Z18, Z16, Z4
+	VFMADD231PS     Z18, Z17, Z12
+	VBROADCASTF32X4 48(DI)(DX*1), Z18
+	VFMADD231PS     Z18, Z16, Z5
+	VFMADD231PS     Z18, Z17, Z13
+	VBROADCASTF32X4 48(DI)(DX*2), Z18
+	VFMADD231PS     Z18, Z16, Z6
+	VFMADD231PS     Z18, Z17, Z14
+	VBROADCASTF32X4 48(DI)(BX*1), Z18
+	VFMADD231PS     Z18, Z16, Z7
+	VFMADD231PS     Z18, Z17, Z15
+	ADDQ            $0x40, SI
+	ADDQ            $0x40, DI
+	ADDQ            $0x00000200, CX
+	ADDQ            $0x00000010, R8
+	SUBQ            $0x40, 64(SP)
+	JG              l826
+	MOVQ            CX, 48(SP)
+	MOVQ            stride+56(FP), DX
+	MOVQ            56(SP), CX
+	SHLQ            $0x02, DX
+	VUNPCKLPS       Z1, Z0, Z16
+	VUNPCKHPS       Z1, Z0, Z0
+	VADDPS          Z0, Z16, Z16
+	VUNPCKLPS       Z3, Z2, Z0
+	VUNPCKHPS       Z3, Z2, Z1
+	VADDPS          Z1, Z0, Z0
+	VUNPCKLPD       Z0, Z16, Z1
+	VUNPCKHPD       Z0, Z16, Z0
+	VADDPS          Z0, Z1, Z1
+	VUNPCKLPS       Z5, Z4, Z0
+	VUNPCKHPS       Z5, Z4, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z7, Z6, Z2
+	VUNPCKHPS       Z7, Z6, Z3
+	VADDPS          Z3, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z3
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z3, Z3
+	VUNPCKLPS       Z9, Z8, Z0
+	VUNPCKHPS       Z9, Z8, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z11, Z10, Z2
+	VUNPCKHPS       Z11, Z10, Z4
+	VADDPS          Z4, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z4
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z4, Z4
+	VUNPCKLPS       Z13, Z12, Z0
+	VUNPCKHPS       Z13, Z12, Z2
+	VADDPS          Z2, Z0, Z0
+	VUNPCKLPS       Z15, Z14, Z2
+	VUNPCKHPS       Z15, Z14, Z5
+	VADDPS          Z5, Z2, Z2
+	VUNPCKLPD       Z2, Z0, Z5
+	VUNPCKHPD       Z2, Z0, Z0
+	VADDPS          Z0, Z5, Z5
+	VMOVUPS         X1, (AX)
+	VMOVUPS         X3, 16(AX)
+	CMPQ            CX, $0x01
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z1, (AX)
+	VEXTRACTF32X4   $0x01, Z3, 16(AX)
+	CMPQ            CX, $0x02
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z1, (AX)
+	VEXTRACTF32X4   $0x02, Z3, 16(AX)
+	CMPQ            CX, $0x03
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z1, (AX)
+	VEXTRACTF32X4   $0x03, Z3, 16(AX)
+	CMPQ            CX, $0x04
+	JLE             l825
+	ADDQ            DX, AX
+	VMOVUPS         X4, (AX)
+	VMOVUPS         X5, 16(AX)
+	CMPQ            CX, $0x05
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x01, Z4, (AX)
+	VEXTRACTF32X4   $0x01, Z5, 16(AX)
+	CMPQ            CX, $0x06
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x02, Z4, (AX)
+	VEXTRACTF32X4   $0x02, Z5, 16(AX)
+	CMPQ            CX, $0x07
+	JLE             l825
+	ADDQ            DX, AX
+	VEXTRACTF32X4   $0x03, Z4, (AX)
+	VEXTRACTF32X4   $0x03, Z5, 16(AX)
+	ADDQ            DX, AX
+	SUBQ            $0x08, 56(SP)
+	JG              l824
+
+l825:
+	ADDQ $0x20, 32(SP)
+	SUBQ $0x08, 40(SP)
+	JG   l819
+	VZEROUPPER
+	RET
+
+// func weightedBlockQ4AVX512(o *float32, p *float32, v **byte, at int, rows int, count int, dim int, stride int, step int, ahead **byte, aheadAt int, aheadStep int)
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
+TEXT ·weightedBlockQ4AVX512(SB), NOSPLIT, $96-96
+	MOVQ  dim+48(FP), AX
+	ANDQ  $0x0f, AX
+	LEAQ  tailMasks<>+0(SB), CX
+	KMOVW (CX)(AX*2), K1
+	MOVQ  o+0(FP), AX
+	MOVQ  AX, (SP)
+	MOVQ  at+24(FP), AX
+	MOVQ  AX, 8(SP)
+	MOVQ  dim+48(FP), AX
+	MOVQ  AX, 16(SP)
+	MOVQ  aheadAt+80(FP), AX
+	MOVQ  AX, 24(SP)
+	MOVQ  dim+48(FP), AX
+	SHLQ  $0x00, AX
+	MOVQ  aheadStep+88(FP), CX
+	SUBQ  CX, AX
+	MOVQ  AX, 32(SP)
+
+l827:
+	CMPQ    16(SP), $0x20
+	JL      l828
+	MOVQ    (SP), AX
+	MOVQ    AX, 40(SP)
+	MOVQ    p+8(FP), AX
+	MOVQ    AX, 48(SP)
+	MOVQ    rows+32(FP), AX
+	MOVQ    AX, 56(SP)
+	MOVQ    aheadStep+88(FP), AX
+	MOVQ    $0x00000012, CX
+	CMPQ    32(SP), $0x00
+	CMOVQEQ CX, AX
+	MOVQ    AX, 64(SP)
+
+l830:
+	CMPQ   56(SP), $0x08
+	JL     l829
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	VXORPS Z12, Z12, Z12
+	VXORPS Z13, Z13, Z13
+	VXORPS Z14, Z14, Z14
+	VXORPS Z15, Z15, Z15
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 72(SP)
+
+l831:
+	PREFETCHT0   (R12)
+	VPBROADCASTD 14(R8), Z18
+	VPANDD.BCST  cffff0000<>+0(SB), Z18, Z18
+	VPMOVZXBD    (R8), Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z16
+	VMULPS       Z18, Z16, Z16
+	VPSRLD       $0x04, Z17, Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z17
+	VMULPS       Z18, Z17, Z17
+	VBROADCASTSS (DX), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS (DX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS (DX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS (DX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS (BX), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS (BX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS (BX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS (BX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	PREFETCHT0   (R13)
+	VPBROADCASTD 14(R9), Z18
+	VPANDD.BCST  cffff0000<>+0(SB), Z18, Z18
+	VPMOVZXBD    (R9), Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z16
+	VMULPS       Z18, Z16, Z16
+	VPSRLD       $0x04, Z17, Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z17
+	VMULPS       Z18, Z17, Z17
+	VBROADCASTSS 4(DX), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 4(DX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 4(DX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 4(DX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 4(BX), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 4(BX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 4(BX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 4(BX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	PREFETCHT0   (R14)
+	VPBROADCASTD 14(R10), Z18
+	VPANDD.BCST  cffff0000<>+0(SB), Z18, Z18
+	VPMOVZXBD    (R10), Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z16
+	VMULPS       Z18, Z16, Z16
+	VPSRLD       $0x04, Z17, Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z17
+	VMULPS       Z18, Z17, Z17
+	VBROADCASTSS 8(DX), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 8(DX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 8(DX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 8(DX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 8(BX), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 8(BX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 8(BX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 8(BX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	PREFETCHT0   (DI)
+	VPBROADCASTD 14(SI), Z18
+	VPANDD.BCST  cffff0000<>+0(SB), Z18, Z18
+	VPMOVZXBD    (SI), Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z16
+	VMULPS       Z18, Z16, Z16
+	VPSRLD       $0x04, Z17, Z17
+	VPERMPS      q4Floats<>+0(SB), Z17, Z17
+	VMULPS       Z18, Z17, Z17
+	VBROADCASTSS 12(DX), Z18
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z17, Z18, Z8
+	VBROADCASTSS 12(DX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z17, Z18, Z9
+	VBROADCASTSS 12(DX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z2
+	VFMADD231PS  Z17, Z18, Z10
+	VBROADCASTSS 12(DX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z3
+	VFMADD231PS  Z17, Z18, Z11
+	VBROADCASTSS 12(BX), Z18
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z17, Z18, Z12
+	VBROADCASTSS 12(BX)(AX*1), Z18
+	VFMADD231PS  Z16, Z18, Z5
+	VFMADD231PS  Z17, Z18, Z13
+	VBROADCASTSS 12(BX)(AX*2), Z18
+	VFMADD231PS  Z16, Z18, Z6
+	VFMADD231PS  Z17, Z18, Z14
+	VBROADCASTSS 12(BX)(CX*1), Z18
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z17, Z18, Z15
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         64(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 72(SP)
+	JG           l831
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z16
+	VADDPS       Z16, Z0, Z16
+	VMOVUPS      Z16, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z12, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z13, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z14, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z15, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x08, 56(SP)
+	JMP          l830
+
+l829:
+l833:
+	CMPQ   56(SP), $0x06
+	JL     l832
+	CMPQ   56(SP), $0x08
+	JE     l832
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	VXORPS Z8, Z8, Z8
+	VXORPS Z9, Z9, Z9
+	VXORPS Z10, Z10, Z10
+	VXORPS Z11, Z11, Z11
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	LEAQ   (DX)(AX*4), BX
+	MOVQ   v+16(FP), SI
+	MOVQ   8(SP), DI
+	MOVQ   (SI), R8
+	ADDQ   DI, R8
+	MOVQ   8(SI), R9
+	ADDQ   DI, R9
+	MOVQ   16(SI), R10
+	ADDQ   DI, R10
+	MOVQ   24(SI), SI
+	ADDQ   DI, SI
+	MOVQ   ahead+72(FP), DI
+	MOVQ   24(SP), R11
+	MOVQ   (DI), R12
+	ADDQ   R11, R12
+	MOVQ   8(DI), R13
+	ADDQ   R11, R13
+	MOVQ   16(DI), R14
+	ADDQ   R11, R14
+	MOVQ   24(DI), DI
+	ADDQ   R11, DI
+	MOVQ   count+40(FP), R11
+	MOVQ   R11, 80(SP)
+
+l834:
+	PREFETCHT0   (R12)
+	VPBROADCASTD 14(R8), Z14
+	VPANDD.BCST  cffff0000<>+0(SB), Z14, Z14
+	VPMOVZXBD    (R8), Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z12
+	VMULPS       Z14, Z12, Z12
+	VPSRLD       $0x04, Z13, Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z13
+	VMULPS       Z14, Z13, Z13
+	VBROADCASTSS (DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS (DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS (DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS (DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS (BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS (BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R13)
+	VPBROADCASTD 14(R9), Z14
+	VPANDD.BCST  cffff0000<>+0(SB), Z14, Z14
+	VPMOVZXBD    (R9), Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z12
+	VMULPS       Z14, Z12, Z12
+	VPSRLD       $0x04, Z13, Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z13
+	VMULPS       Z14, Z13, Z13
+	VBROADCASTSS 4(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 4(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 4(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 4(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 4(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 4(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (R14)
+	VPBROADCASTD 14(R10), Z14
+	VPANDD.BCST  cffff0000<>+0(SB), Z14, Z14
+	VPMOVZXBD    (R10), Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z12
+	VMULPS       Z14, Z12, Z12
+	VPSRLD       $0x04, Z13, Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z13
+	VMULPS       Z14, Z13, Z13
+	VBROADCASTSS 8(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 8(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 8(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 8(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 8(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 8(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	PREFETCHT0   (DI)
+	VPBROADCASTD 14(SI), Z14
+	VPANDD.BCST  cffff0000<>+0(SB), Z14, Z14
+	VPMOVZXBD    (SI), Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z12
+	VMULPS       Z14, Z12, Z12
+	VPSRLD       $0x04, Z13, Z13
+	VPERMPS      q4Floats<>+0(SB), Z13, Z13
+	VMULPS       Z14, Z13, Z13
+	VBROADCASTSS 12(DX), Z14
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z13, Z14, Z6
+	VBROADCASTSS 12(DX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z1
+	VFMADD231PS  Z13, Z14, Z7
+	VBROADCASTSS 12(DX)(AX*2), Z14
+	VFMADD231PS  Z12, Z14, Z2
+	VFMADD231PS  Z13, Z14, Z8
+	VBROADCASTSS 12(DX)(CX*1), Z14
+	VFMADD231PS  Z12, Z14, Z3
+	VFMADD231PS  Z13, Z14, Z9
+	VBROADCASTSS 12(BX), Z14
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z13, Z14, Z10
+	VBROADCASTSS 12(BX)(AX*1), Z14
+	VFMADD231PS  Z12, Z14, Z5
+	VFMADD231PS  Z13, Z14, Z11
+	MOVQ         step+64(FP), R11
+	ADDQ         R11, R8
+	ADDQ         R11, R9
+	ADDQ         R11, R10
+	ADDQ         R11, SI
+	MOVQ         64(SP), R11
+	ADDQ         R11, R12
+	ADDQ         R11, R13
+	ADDQ         R11, R14
+	ADDQ         R11, DI
+	ADDQ         $0x10, DX
+	ADDQ         $0x10, BX
+	SUBQ         $0x04, 80(SP)
+	JG           l834
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z12
+	VADDPS       Z12, Z0, Z12
+	VMOVUPS      Z12, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z8, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z9, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z10, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z11, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x06, 56(SP)
+	JMP          l833
+
+l832:
+l836:
+	CMPQ   56(SP), $0x04
+	JL     l835
+	VXORPS Z0, Z0, Z0
+	VXORPS Z1, Z1, Z1
+	VXORPS Z2, Z2, Z2
+	VXORPS Z3, Z3, Z3
+	VXORPS Z4, Z4, Z4
+	VXORPS Z5, Z5, Z5
+	VXORPS Z6, Z6, Z6
+	VXORPS Z7, Z7, Z7
+	MOVQ   stride+56(FP), AX
+	SHLQ   $0x02, AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   48(SP), DX
+	MOVQ   v+16(FP), BX
+	MOVQ   8(SP), SI
+	MOVQ   (BX), DI
+	ADDQ   SI, DI
+	MOVQ   8(BX), R8
+	ADDQ   SI, R8
+	MOVQ   16(BX), R9
+	ADDQ   SI, R9
+	MOVQ   24(BX), BX
+	ADDQ   SI, BX
+	MOVQ   ahead+72(FP), SI
+	MOVQ   24(SP), R10
+	MOVQ   (SI), R11
+	ADDQ   R10, R11
+	MOVQ   8(SI), R12
+	ADDQ   R10, R12
+	MOVQ   16(SI), R13
+	ADDQ   R10, R13
+	MOVQ   24(SI), SI
+	ADDQ   R10, SI
+	MOVQ   count+40(FP), R10
+	MOVQ   R10, 88(SP)
+
+l837:
+	PREFETCHT0   (R11)
+	VPBROADCASTD 14(DI), Z10
+	VPANDD.BCST  cffff0000<>+0(SB), Z10, Z10
+	VPMOVZXBD    (DI), Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z8
+	VMULPS       Z10, Z8, Z8
+	VPSRLD       $0x04, Z9, Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z9
+	VMULPS       Z10, Z9, Z9
+	VBROADCASTSS (DX), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS (DX)(AX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS (DX)(AX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS (DX)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	PREFETCHT0   (R12)
+	VPBROADCASTD 14(R8), Z10
+	VPANDD.BCST  cffff0000<>+0(SB), Z10, Z10
+	VPMOVZXBD    (R8), Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z8
+	VMULPS       Z10, Z8, Z8
+	VPSRLD       $0x04, Z9, Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z9
+	VMULPS       Z10, Z9, Z9
+	VBROADCASTSS 4(DX), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 4(DX)(AX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 4(DX)(AX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 4(DX)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	PREFETCHT0   (R13)
+	VPBROADCASTD 14(R9), Z10
+	VPANDD.BCST  cffff0000<>+0(SB), Z10, Z10
+	VPMOVZXBD    (R9), Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z8
+	VMULPS       Z10, Z8, Z8
+	VPSRLD       $0x04, Z9, Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z9
+	VMULPS       Z10, Z9, Z9
+	VBROADCASTSS 8(DX), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 8(DX)(AX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 8(DX)(AX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 8(DX)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	PREFETCHT0   (SI)
+	VPBROADCASTD 14(BX), Z10
+	VPANDD.BCST  cffff0000<>+0(SB), Z10, Z10
+	VPMOVZXBD    (BX), Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z8
+	VMULPS       Z10, Z8, Z8
+	VPSRLD       $0x04, Z9, Z9
+	VPERMPS      q4Floats<>+0(SB), Z9, Z9
+	VMULPS       Z10, Z9, Z9
+	VBROADCASTSS 12(DX), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z4
+	VBROADCASTSS 12(DX)(AX*1), Z10
+	VFMADD231PS  Z8, Z10, Z1
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS 12(DX)(AX*2), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z6
+	VBROADCASTSS 12(DX)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z3
+	VFMADD231PS  Z9, Z10, Z7
+	MOVQ         step+64(FP), R10
+	ADDQ         R10, DI
+	ADDQ         R10, R8
+	ADDQ         R10, R9
+	ADDQ         R10, BX
+	MOVQ         64(SP), R10
+	ADDQ         R10, R11
+	ADDQ         R10, R12
+	ADDQ         R10, R13
+	ADDQ         R10, SI
+	ADDQ         $0x10, DX
+	SUBQ         $0x04, 88(SP)
+	JG           l837
+	MOVQ         dim+48(FP), CX
+	MOVQ         40(SP), DX
+	VMOVUPS      (DX), Z8
+	VADDPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z4, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z1, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z5, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z2, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z6, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	VMOVUPS      (DX), Z0
+	VADDPS       Z0, Z3, Z0
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      64(DX), Z0
+	VADDPS       Z0, Z7, Z0
+	VMOVUPS      Z0, 64(DX)
+	LEAQ         (DX)(CX*4), DX
+	MOVQ         DX, 40(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	ADDQ         AX, 48(SP)
+	SUBQ         $0x04, 56(SP)
+	JMP          l836
+
+l835:
+	ADDQ    $0x00000080, (SP)
+	ADDQ    $0x00000012, 8(SP)
+	MOVQ    count+40(FP), AX
+	SHRQ    $0x02, AX
+	IMUL3Q  $0x00000012, AX, AX
+	MOVQ    $0x00000012, CX
+	CMPQ    32(SP), $0x00
+	CMOVQNE CX, AX
+	ADDQ    AX, 24(SP)
+	SUBQ    $0x20, 16(SP)
+	JMP     l827
+
+l828:
+	VZEROUPPER
+	RET
+
+// func widenedQ4AVX512(dst *float32, x **byte, at int, count int, dim int, step int)
+// Requires: AVX, AVX512F
+TEXT ·widenedQ4AVX512(SB), NOSPLIT, $16-48
+	MOVQ dst+0(FP), AX
+	MOVQ at+16(FP), CX
+	MOVQ CX, (SP)
+	MOVQ count+24(FP), CX
+	MOVQ CX, 8(SP)
+	MOVQ dim+32(FP), CX
+
+l838:
+	MOVQ   x+8(FP), DX
+	MOVQ   (SP), BX
+	MOVQ   (DX), SI
+	ADDQ   BX, SI
+	MOVQ   8(DX), DI
+	ADDQ   BX, DI
+	MOVQ   16(DX), R8
+	ADDQ   BX, R8
+	MOVQ   24(DX), DX
+	ADDQ   BX, DX
+	MOVQ   CX, R9
+	SHRQ   $0x05, R9
+	IMUL3Q $0x12, R9, R9
+	XORQ   BX, BX
+
+l840:
+	VPBROADCASTD 14(SI)(BX*1), Z2
+	VPANDD.BCST  cffff0000<>+0(SB), Z2, Z2
+	VPMOVZXBD    (SI)(BX*1), Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, (AX)
+	VPSRLD       $0x04, Z1, Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, 64(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, R9
+	JL           l840
+	SUBQ         $0x01, 8(SP)
+	JLE          l839
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l841:
+	VPBROADCASTD 14(DI)(BX*1), Z2
+	VPANDD.BCST  cffff0000<>+0(SB), Z2, Z2
+	VPMOVZXBD    (DI)(BX*1), Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, (AX)
+	VPSRLD       $0x04, Z1, Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, 64(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l841
+	SUBQ         $0x01, 8(SP)
+	JLE          l839
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l842:
+	VPBROADCASTD 14(R8)(BX*1), Z2
+	VPANDD.BCST  cffff0000<>+0(SB), Z2, Z2
+	VPMOVZXBD    (R8)(BX*1), Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, (AX)
+	VPSRLD       $0x04, Z1, Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, 64(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l842
+	SUBQ         $0x01, 8(SP)
+	JLE          l839
+	MOVQ         CX, SI
+	SHRQ         $0x05, SI
+	IMUL3Q       $0x12, SI, SI
+	XORQ         BX, BX
+
+l843:
+	VPBROADCASTD 14(DX)(BX*1), Z2
+	VPANDD.BCST  cffff0000<>+0(SB), Z2, Z2
+	VPMOVZXBD    (DX)(BX*1), Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, (AX)
+	VPSRLD       $0x04, Z1, Z1
+	VPERMPS      q4Floats<>+0(SB), Z1, Z0
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      Z0, 64(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x12, BX
+	CMPQ         BX, SI
+	JL           l843
+	SUBQ         $0x01, 8(SP)
+	JLE          l839
+	MOVQ         step+40(FP), DX
+	ADDQ         DX, (SP)
+	JMP          l838
+
+l839:
+	VZEROUPPER
+	RET
 
 // func weighNearAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL
@@ -23510,34 +26995,34 @@ TEXT ·weighNearAVX512(SB), NOSPLIT, $32-96
 	MOVQ         aheadAt+72(FP), R9
 	MOVQ         R9, 16(SP)
 
-l767:
+l844:
 	VBROADCASTSS (DX), Z10
 	VCMPPS       $0x03, Z10, Z10, K3
 	MOVQ         SI, R10
 	SUBQ         R8, R10
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l775
+	JZ           l852
 
-l774:
+l851:
 	VMOVUPS (AX)(R9*4), Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l774
+	JL      l851
 
-l775:
+l852:
 	TESTQ   R8, R8
-	JZ      l776
+	JZ      l853
 	VMOVAPS Z9, Z11
 	VMOVUPS (AX)(R9*4), K1, Z11
 	VCMPPS  $0x03, Z11, Z11, K4
 	KORW    K4, K3, K3
 	VMAXPS  Z11, Z10, Z10
 
-l776:
+l853:
 	VEXTRACTF64X4 $0x01, Z10, Y11
 	VMAXPS        Y11, Y10, Y11
 	VEXTRACTF64X2 $0x01, Y11, X12
@@ -23547,27 +27032,27 @@ l776:
 	VPERMILPS     $0xb1, X12, X10
 	VMAXPS        X10, X12, X12
 	KORTESTW      K3, K3
-	JZ            l771
+	JZ            l848
 	VMOVSS        c7fc00000<>+0(SB), X12
 
-l771:
+l848:
 	VUCOMISS cff800000<>+0(SB), X12
-	JP       l770
-	JE       l769
+	JP       l847
+	JE       l846
 
-l770:
+l847:
 	VBROADCASTSS X12, Z10
 	VUCOMISS     (DX), X12
-	JP           l772
-	JE           l773
+	JP           l849
+	JE           l850
 
-l772:
+l849:
 	VMOVSS   (DX), X11
 	VUCOMISS cff800000<>+0(SB), X11
-	JP       l777
-	JE       l773
+	JP       l854
+	JE       l850
 
-l777:
+l854:
 	VBROADCASTSS X11, Z11
 	VSUBPS       Z10, Z11, Z11
 	VADDPS       Z1, Z11, Z13
@@ -23591,34 +27076,34 @@ l777:
 	MOVQ         DI, 24(SP)
 	XORQ         R9, R9
 	TESTQ        R10, R10
-	JZ           l779
+	JZ           l856
 
-l778:
+l855:
 	VMOVUPS (CX)(R9*4), Z13
 	VMULPS  Z11, Z13, Z13
 	VMOVUPS Z13, (CX)(R9*4)
 	ADDQ    $0x10, R9
 	CMPQ    R9, R10
-	JL      l778
+	JL      l855
 
-l779:
+l856:
 	CMPQ      R9, 24(SP)
-	JGE       l780
+	JGE       l857
 	VMOVUPS.Z (CX)(R9*4), K2, Z13
 	VMULPS    Z11, Z13, Z13
 	VMOVUPS   Z13, K2, (CX)(R9*4)
 
-l780:
-l773:
+l857:
+l850:
 	VMOVSS X12, (DX)
 	VXORPS Z11, Z11, Z11
 	MOVQ   SI, R10
 	SUBQ   R8, R10
 	XORQ   R9, R9
 	TESTQ  R10, R10
-	JZ     l782
+	JZ     l859
 
-l781:
+l858:
 	VMOVUPS     (AX)(R9*4), Z12
 	VSUBPS      Z10, Z12, Z12
 	VADDPS      Z1, Z12, Z13
@@ -23639,11 +27124,11 @@ l781:
 	VADDPS      Z12, Z11, Z11
 	ADDQ        $0x10, R9
 	CMPQ        R9, R10
-	JL          l781
+	JL          l858
 
-l782:
+l859:
 	TESTQ       R8, R8
-	JZ          l783
+	JZ          l860
 	VMOVAPS     Z9, Z12
 	VMOVUPS     (AX)(R9*4), K1, Z12
 	VSUBPS      Z10, Z12, Z12
@@ -23664,7 +27149,7 @@ l782:
 	VMOVUPS     Z12, K1, (AX)(R9*4)
 	VADDPS      Z12, Z11, Z11
 
-l783:
+l860:
 	VEXTRACTF64X4 $0x01, Z11, Y10
 	VADDPS        Y10, Y11, Y10
 	VEXTRACTF64X2 $0x01, Y10, X11
@@ -23676,7 +27161,7 @@ l783:
 	VADDSS        (BX), X11, X11
 	VMOVSS        X11, (BX)
 
-l768:
+l845:
 	MOVQ aheadStep+80(FP), R9
 	ADDQ R9, 16(SP)
 	MOVQ stride+48(FP), R9
@@ -23685,15 +27170,15 @@ l768:
 	ADDQ $0x04, DX
 	ADDQ $0x04, BX
 	SUBQ $0x01, (SP)
-	JG   l767
+	JG   l844
 	VZEROUPPER
 	MOVQ 8(SP), AX
 	MOVQ AX, empty+88(FP)
 	RET
 
-l769:
+l846:
 	ADDQ $0x01, 8(SP)
-	JMP  l768
+	JMP  l845
 
 // func queryTilesBF16AMX(tiles *float32, q *float32, rows int, dim int)
 // Requires: AVX, AVX512BW, AVX512F
@@ -23706,11 +27191,11 @@ TEXT ·queryTilesBF16AMX(SB), NOSPLIT, $0-32
 	VMOVDQU32    tileRows<>+0(SB), Z1
 	VMOVDQU32    highWords<>+0(SB), Z2
 
-l784:
+l861:
 	MOVQ AX, SI
 	MOVQ BX, DI
 
-l785:
+l862:
 	VMOVUPS     (CX), Z3
 	VMOVUPS     64(CX), Z4
 	VMOVDQA32   Z2, Z5
@@ -23736,10 +27221,10 @@ l785:
 	ADDQ        $0x00000080, CX
 	ADDQ        $0x00000c00, SI
 	SUBQ        $0x20, DI
-	JG          l785
+	JG          l862
 	ADDQ        $0x04, AX
 	SUBQ        $0x01, DX
-	JG          l784
+	JG          l861
 	VZEROUPPER
 	RET
 
@@ -23798,7 +27283,7 @@ TEXT ·scoreTilesBF16AMX(SB), NOSPLIT, $40-112
 	VXORPS    Z0, Z0, Z0
 	VXORPS    Z1, Z1, Z1
 
-l786:
+l863:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 // TILEZERO $0x00
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 // TILEZERO $0x01
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 // TILEZERO $0x02
@@ -23818,7 +27303,7 @@ l786:
 	CMOVQEQ  DX, DI
 	LEAQ     (DI)(DI*2), R8
 
-l787:
+l864:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x64; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x04, AX, DX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x6c; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x05, AX, DX
@@ -23948,7 +27433,7 @@ l787:
 	ADDQ       $0x40, BX
 	ADDQ       R9, SI
 	SUBQ       $0x20, CX
-	JG         l787
+	JG         l864
 	MOVQ       wide+96(FP), AX
 	MOVQ       $0x00000100, DX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7a; BYTE $0x4b; BYTE $0x44; BYTE $0x10; BYTE $0x00 // TILESTORED $0x00, AX, DX
@@ -23969,17 +27454,17 @@ l787:
 	MOVQ       24(SP), CX
 	SHLQ       $0x02, BX
 
-l788:
+l865:
 	MOVQ AX, SI
 	MOVQ CX, DI
 	MOVQ $0x00000004, R8
 
-l790:
+l867:
 	MOVQ dim+48(FP), R10
 	MOVQ 16(SP), R9
 	LEAQ (R9)(R10*2), R10
 
-l792:
+l869:
 	MOVQ         ahead+72(FP), R11
 	MOVQ         (R11), R12
 	PREFETCHT0   (R12)(R9*1)
@@ -23991,7 +27476,7 @@ l792:
 	PREFETCHT0   (R11)(R9*1)
 	ADDQ         $0x40, R9
 	CMPQ         R9, R10
-	JL           l792
+	JL           l869
 	MOVQ         aheadStep+88(FP), R9
 	ADDQ         R9, 16(SP)
 	VMOVUPS      (SI), Y2
@@ -24032,60 +27517,60 @@ l792:
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x01
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0x88, Z13, Z10, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x02
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0x88, Z16, Z12, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x03
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0x88, Z15, Z11, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x04
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0xdd, Z18, Z14, Z14
 	VFMADD231PS  Z14, Z0, Z1
 	VMOVUPS      Z14, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x05
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0xdd, Z13, Z10, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x06
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0xdd, Z16, Z12, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x07
-	JLE          l791
+	JLE          l868
 	VSHUFF32X4   $0xdd, Z15, Z11, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 
-l791:
+l868:
 	ADDQ $0x00000400, SI
 	ADDQ $0x40, DI
 	SUBQ $0x01, R8
-	JG   l790
+	JG   l867
 	SUBQ $0x08, DX
-	JLE  l789
+	JLE  l866
 	ADDQ $0x20, AX
 	LEAQ (CX)(BX*8), CX
-	JMP  l788
+	JMP  l865
 
-l789:
+l866:
 	MOVQ   step+64(FP), AX
 	SHLQ   $0x04, AX
 	ADDQ   AX, (SP)
@@ -24094,7 +27579,7 @@ l789:
 	ADDQ   AX, 8(SP)
 	ADDQ   $0x00000100, 24(SP)
 	SUBQ   $0x40, 32(SP)
-	JG     l786
+	JG     l863
 	VCMPPS $0x03, Z1, Z1, K1
 	KMOVW  K1, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
@@ -24137,9 +27622,9 @@ TEXT ·weightedTilesBF16AMX(SB), NOSPLIT, $152-112
 	SUBQ         CX, AX
 	MOVQ         AX, 32(SP)
 
-l793:
+l870:
 	CMPQ     24(SP), $0x40
-	JL       l794
+	JL       l871
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000080, AX
 	CMPQ     32(SP), $0x00
@@ -24167,7 +27652,7 @@ l793:
 	MOVQ     80(SP), CX
 	SHLQ     $0x02, BX
 
-l795:
+l872:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -24190,7 +27675,7 @@ l795:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l795
+	JG         l872
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       80(SP), AX
@@ -24412,7 +27897,7 @@ l795:
 	VMOVDQU32  Z3, 6080(AX)
 	VMOVDQU32  Z1, 7104(AX)
 
-l796:
+l873:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -24436,7 +27921,7 @@ l796:
 	MOVQ      88(SP), BX
 	SHLQ      $0x02, DI
 
-l797:
+l874:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -24459,7 +27944,7 @@ l797:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l797
+	JG         l874
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -24829,7 +28314,7 @@ l797:
 	MOVQ       AX, 88(SP)
 	MOVQ       CX, 80(SP)
 	CMPQ       56(SP), $0x00
-	JG         l796
+	JG         l873
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -24851,12 +28336,12 @@ l797:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x40, 24(SP)
-	JMP        l793
+	JMP        l870
 
-l794:
-l798:
+l871:
+l875:
 	CMPQ     24(SP), $0x20
-	JL       l799
+	JL       l876
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000040, AX
 	CMPQ     32(SP), $0x00
@@ -24882,7 +28367,7 @@ l798:
 	MOVQ     136(SP), CX
 	SHLQ     $0x02, BX
 
-l800:
+l877:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -24905,7 +28390,7 @@ l800:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l800
+	JG         l877
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       136(SP), AX
@@ -25031,7 +28516,7 @@ l800:
 	VMOVDQU32  Z3, 4032(AX)
 	VMOVDQU32  Z1, 5056(AX)
 
-l801:
+l878:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -25055,7 +28540,7 @@ l801:
 	MOVQ      144(SP), BX
 	SHLQ      $0x02, DI
 
-l802:
+l879:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -25078,7 +28563,7 @@ l802:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l802
+	JG         l879
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -25310,7 +28795,7 @@ l802:
 	MOVQ       AX, 144(SP)
 	MOVQ       CX, 136(SP)
 	CMPQ       112(SP), $0x00
-	JG         l801
+	JG         l878
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -25328,9 +28813,9 @@ l802:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x20, 24(SP)
-	JMP        l798
+	JMP        l875
 
-l799:
+l876:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
 	MOVQ   wide+96(FP), AX
 	MOVQ   rows+32(FP), CX
@@ -25342,21 +28827,21 @@ l799:
 	MOVQ   AX, DX
 	MOVQ   CX, BX
 
-l803:
+l880:
 	VMOVUPS     (DX), Z2
 	VFMADD231PS Z2, Z0, Z1
 	ADDQ        $0x40, DX
 	SUBQ        $0x10, BX
-	JG          l803
+	JG          l880
 	VCMPPS      $0x03, Z1, Z1, K1
 	KMOVW       K1, DX
 	TESTQ       DX, DX
-	JNZ         l804
+	JNZ         l881
 	MOVQ        o+0(FP), BX
 	VMOVDQU32   turns0<>+0(SB), Z0
 	VMOVDQU32   turns1<>+0(SB), Z1
 
-l805:
+l882:
 	VMOVUPS   (AX), Z2
 	VMOVUPS   64(AX), Z3
 	VMOVDQA32 Z0, Z4
@@ -25370,9 +28855,9 @@ l805:
 	ADDQ      $0x00000080, AX
 	ADDQ      $0x00000080, BX
 	SUBQ      $0x20, CX
-	JG        l805
+	JG        l882
 
-l804:
+l881:
 	VZEROUPPER
 	MOVQ DX, odd+104(FP)
 	RET

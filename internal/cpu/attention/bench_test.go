@@ -56,7 +56,8 @@ func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]
 		c.page = c.keys
 	}
 	perSeq := (c.keys + c.page - 1) / c.page
-	at := attn.PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
+	row := c.dim / c.dtype.Columns()
+	at := attn.PageStrides{Page: c.kvHeads * c.page * row, Head: c.page * row, Row: row}
 	g := attn.Problem{
 		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(c.dtype, c.dim, c.dim, at, at),
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
@@ -64,6 +65,7 @@ func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]
 		Scale:      0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
 		Score: attn.Score{Dropout: c.dropout}, Mixed: c.mixed,
 	}
+	g.Pages.Planes[0].Mixed = c.dtype == attn.Q4
 	pages := rand.Perm(c.seqs * perSeq)
 	seqs := make([]attn.Sequence, c.seqs)
 	for i := range seqs {

@@ -16,6 +16,7 @@ var (
 		attn.BFloat16: attendF32BF16,
 		attn.E4M3:     attendF32E4M3,
 		attn.Int8:     attendF32Int8,
+		attn.Q4:       attendF32Q4,
 	})
 	kernels64 = attendTiers64([attn.DTypes]kernel{
 		attn.Float32:  attendF64F32,

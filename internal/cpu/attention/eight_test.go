@@ -190,29 +190,34 @@ func BenchmarkEight(b *testing.B) {
 	for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
 		for _, of := range [][3]int{{1, 1, 4096}, {1, 1, 32768}, {4, 1, 4096}, {1, 64, 4096}} {
 			b.Run(fmt.Sprintf("heads=%d,%d,%d/batch=%d/queries=%d/keys=%d", heads[0], heads[1], heads[2], of[0], of[1], of[2]), func(b *testing.B) {
-				var all []*cputest.Contender
-				for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8} {
-					c := benchmark{dtype: d, seqs: of[0], heads: heads[0], kvHeads: heads[1], queries: of[1], keys: of[2], dim: heads[2], page: 64}
-					g, seqs, o := setUp[float32](c)
-					for i := range 2 {
-						if p := &g.Pages.Planes[i]; d.Size() == 1 {
-							p.Scales = attn.ScalesByToken
-							n := p.ScaleLen(len(seqs)*len(seqs[0].Pages), g.KVHeads, g.PageTokens)
-							o.Pages[i].Scales = cpu.Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, n), Len: n}
-						}
-					}
-					var plan Plan
-					if err := plan.Build(g, seqs); err != nil {
-						b.Fatal(err)
-					}
-					all = append(all, &cputest.Contender{Name: d.String(), Work: 1000 * float64(c.seqs*c.kvHeads*c.keys), Run: func() {
-						if err := Run(cpu.Default(), &plan, o); err != nil {
-							b.Fatal(err)
-						}
-					}})
-				}
-				cputest.Compete(b, "M keys/s", all)
+				benchNarrow(b, []attn.DType{attn.Float16, attn.BFloat16, attn.E4M3, attn.Int8}, benchmark{seqs: of[0], heads: heads[0], kvHeads: heads[1], queries: of[1], keys: of[2], dim: heads[2], page: 64})
 			})
 		}
 	}
+}
+
+// benchNarrow runs a benchmark with each of some types in turn, in one process.
+func benchNarrow(b *testing.B, types []attn.DType, c benchmark) {
+	var all []*cputest.Contender
+	for _, d := range types {
+		c.dtype = d
+		g, seqs, o := setUp[float32](c)
+		for i := range 2 {
+			if p := &g.Pages.Planes[i]; d.Size() == 1 {
+				p.Scales = attn.ScalesByToken
+				n := p.ScaleLen(len(seqs)*len(seqs[0].Pages), g.KVHeads, g.PageTokens)
+				o.Pages[i].Scales = cpu.Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, n), Len: n}
+			}
+		}
+		var plan Plan
+		if err := plan.Build(g, seqs); err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, &cputest.Contender{Name: d.String(), Work: 1000 * float64(c.seqs*c.kvHeads*c.keys), Run: func() {
+			if err := Run(cpu.Default(), &plan, o); err != nil {
+				b.Fatal(err)
+			}
+		}})
+	}
+	cputest.Compete(b, "M keys/s", all)
 }

@@ -144,6 +144,9 @@ func testInvariant[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Input
 	other := randomLayout(rng)
 	other.dtype, other.kind = l.dtype, l.kind
 	problems = append(problems, place[F](rng, c, other))
+	if l.dtype == attn.Q4 {
+		mixQueries(c)
+	}
 	step := func(p *problem[F], invariant bool) attn.Problem {
 		g := p.g
 		g.Invariant, g.Policy, g.Workers, g.TileTokens = invariant, randomPolicy(rng), 1+rng.IntN(8), tile

@@ -19,6 +19,7 @@ func attendF32F16(t *tile)  { attend(t, widenF32F16) }
 func attendF32BF16(t *tile) { attend(t, widenF32BF16) }
 func attendF32E4M3(t *tile) { attend(t, widenF32E4M3) }
 func attendF32Int8(t *tile) { attend(t, widenF32Int8) }
+func attendF32Q4(t *tile)   { attend(t, widenQ4[float32]) }
 func attendF64F32(t *tile)  { attend(t, widenF64F32) }
 func attendF64F64(t *tile)  { attend[float64](t, nil) }
 func attendF64F16(t *tile)  { attend(t, widenF64F16) }
@@ -29,8 +30,8 @@ type widen[F cpu.Real] func(dst []F, src unsafe.Pointer)
 
 // Widenings by the stored type.
 var (
-	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16, attn.E4M3: widenF32E4M3, attn.Int8: widenF32Int8}
-	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16, attn.E4M3: widenF64E4M3, attn.Int8: widenF64Int8}
+	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16, attn.E4M3: widenF32E4M3, attn.Int8: widenF32Int8, attn.Q4: widenQ4[float32]}
+	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16, attn.E4M3: widenF64E4M3, attn.Int8: widenF64Int8, attn.Q4: widenQ4[float64]}
 )
 
 // widenTo returns the widening of a type to F.
@@ -99,6 +100,10 @@ func widenF64Int8(dst []float64, src unsafe.Pointer) {
 	for i, x := range unsafe.Slice((*half.Int8)(src), len(dst)) {
 		dst[i] = float64(x.Float32())
 	}
+}
+
+func widenQ4[F float32 | float64](dst []F, src unsafe.Pointer) {
+	half.DecodeQ4(dst, unsafe.Slice((*half.Q4)(src), len(dst)/half.Q4Columns))
 }
 
 // attend implements kernel. It computes the scores of all rows, four keys at a time; then the weights, row by row; then

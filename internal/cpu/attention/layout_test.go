@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -90,7 +91,8 @@ func (l layout) pages(rng *rand.Rand, c *reftest.Case, pad int) attn.Format {
 		case l.kind >= scaledHeads && l.kind < scaledGroups:
 			p.Scales = attn.ScalesByHead + attn.Scales(l.kind-scaledHeads)
 		}
-		p.At = pageStrides(l, c.KVHeads, p.Dim, pad)
+		p.At = pageStrides(l, c.KVHeads, p.Elements(), pad)
+		p.Mixed = p.DType == attn.Q4 && i == 0
 	}
 	return f
 }
@@ -203,8 +205,8 @@ func (p *problem[F]) storeKeys(s, n int) {
 	}
 }
 
-// storeRow stores a row of a plane. Scales are powers of two, so only small numbers of float16 are rounded. Elements of 8
-// bits are rounded, and then row has what is stored. Their scales fit the row, unless other rows have the same.
+// storeRow stores a row of a plane. Scales are powers of two, so only small numbers of float16 are rounded. Elements of 8 or
+// 4 bits are rounded, and then row has what is stored. Their scales fit the row, unless other rows have the same.
 func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 	x, m := &p.g.Pages.Planes[plane], &p.ops.Pages[plane]
 	at, group := x.At.Offset(page, head, slot), len(row)
@@ -225,6 +227,9 @@ func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 			part[i] /= scale
 		}
 		cputest.Store(m.Data.Ptr, x.DType, at, part)
+		if x.DType == attn.Q4 {
+			half.DecodeQ4(row, unsafe.Slice((*half.Q4)(m.Data.At(at)), x.Elements()))
+		}
 		if x.DType.Size() == 1 {
 			for i := range part {
 				row[i] = float64(F(cputest.Load(m.Data.Ptr, x.DType, at+i)) * F(scale))

@@ -121,7 +121,7 @@ func check[F cpu.Real](p *Plan, o *Operands[F]) error {
 		if b.DType != plane.DType {
 			return attn.Errorf(op, attn.ErrDType, "%s are %v, the plan is for %v", name, b.DType, plane.DType)
 		}
-		if n := plane.At.Extent(p.lastPage+1, g.KVHeads, p.slots, plane.Dim); b.Len < n {
+		if n := plane.At.Extent(p.lastPage+1, g.KVHeads, p.slots, plane.Elements()); b.Len < n {
 			return attn.Errorf(op, attn.ErrPage, "page %d of the %s ends at element %d of %d", p.lastPage, name, n, b.Len)
 		}
 		if plane.Scales == attn.NoScales {

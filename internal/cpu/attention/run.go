@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -114,8 +115,16 @@ type counter struct {
 // keysOfCall returns the largest number of keys of a kernel call with `rows` rows, a multiple of 16.
 func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
 
-// wideOf returns the length of a tile's scratch Wide.
-func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*valueDim+3584) }
+// widenedKeys is the number of keys or values that are decoded to float32 for many rows.
+const widenedKeys = 64
+
+// narrowWide returns the length of a tile's scratch before decoded keys or values.
+func narrowWide(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*valueDim+3584) }
+
+// wideOf returns the length of a tile's scratch Wide: with decoded keys or values, and Streams of these.
+func wideOf(dim, valueDim int) int {
+	return narrowWide(dim, valueDim) + widenedKeys*max(dim, valueDim) + 8
+}
 
 // prepare prepares ws for a run of p on o, and grows it as needed.
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
@@ -128,6 +137,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	ws.scale = g.Scale * lean.Log4E
 	if storedType[F](g) == attn.Int8 {
 		ws.scale *= int8Queries
+	}
+	if g.Pages.Key().Mixed {
+		ws.scale /= half.Q4Columns // queries are mixed, too
 	}
 	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
@@ -262,7 +274,7 @@ func (p *Plan) block(k lean.Work) block {
 	}
 }
 
-// pack gathers the block's query rows into w.q, rotated if the plan rotates, with the scale folded in.
+// pack gathers the block's query rows into w.q, rotated if the plan rotates and mixed if keys are, with the scale folded in.
 func (ws *workspace[F]) pack(w *worker[F], b block) {
 	g := &ws.plan.g
 	dst := w.q
@@ -275,6 +287,9 @@ func (ws *workspace[F]) pack(w *worker[F], b block) {
 				q = to
 			}
 			vector.Scale(to, q, ws.scale)
+			if g.Pages.Key().Mixed {
+				half.MixQ4(to)
+			}
 			dst = dst[g.Dim:]
 		}
 	}

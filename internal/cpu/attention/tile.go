@@ -46,7 +46,7 @@ type tile struct {
 	scaled // scales of keys and values
 
 	Scores unsafe.Pointer // *F, scratch of Rows x Count rounded up to a multiple of 16
-	// *F, scratch of max(32 x Dim rounded up to a multiple of 16 + 1024, 16 x ValueDim + 3584)
+	// *F, scratch of wideOf(Dim, ValueDim)
 	Wide unsafe.Pointer
 }
 

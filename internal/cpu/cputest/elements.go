@@ -54,7 +54,7 @@ func Filled[F lean.Float](n int) []F {
 	return x
 }
 
-// Store rounds x into the elements of type d at p from i on.
+// Store rounds x into the elements of type d at p from i on. x has whole elements.
 func Store[F lean.Float](p unsafe.Pointer, d attn.DType, i int, x []F) {
 	p = unsafe.Add(p, i*d.Size())
 	for i, x := range x {
@@ -72,6 +72,13 @@ func Store[F lean.Float](p unsafe.Pointer, d attn.DType, i int, x []F) {
 		case attn.Int8:
 			unsafe.Slice((*half.Int8)(p), i+1)[i] = half.Int8FromFloat64(float64(x))
 		}
+	}
+	if d == attn.Q4 {
+		row := make([]float32, len(x))
+		for i := range row {
+			row[i] = float32(x[i])
+		}
+		half.EncodeQ4(unsafe.Slice((*half.Q4)(p), len(x)/half.Q4Columns), row)
 	}
 }
 
@@ -109,7 +116,7 @@ func Rounded(x float64, d attn.DType) float64 {
 
 // Noise returns n elements of type d in (-1/2, 1/2): some, again and again.
 func Noise(d attn.DType, n int) unsafe.Pointer {
-	x := make([]float32, min(n, 1<<16))
+	x := make([]float32, min(n*d.Columns(), 1<<16))
 	for i := range x {
 		x[i] = rand.Float32() - 0.5
 	}
@@ -117,7 +124,7 @@ func Noise(d attn.DType, n int) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(words))
 	Store(p, d, 0, x)
 	mem := unsafe.Slice((*byte)(p), n*d.Size())
-	for done := len(x) * d.Size(); done < len(mem); done *= 2 {
+	for done := len(x) / d.Columns() * d.Size(); done < len(mem); done *= 2 {
 		copy(mem[done:], mem[:done])
 	}
 	return p

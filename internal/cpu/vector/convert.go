@@ -59,7 +59,7 @@ func wide(b *cpu.Buffer, i int, block []float32) []float32 {
 	return block
 }
 
-// Store rounds src into the elements of dst from i on.
+// Store rounds src into the elements of dst from i on. For attn.Q4, src is rounded to float32 first, and has whole elements.
 func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 	p := dst.At(i)
 	if s, ok := any(src).([]float32); ok { // rounded once
@@ -85,9 +85,21 @@ func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 				d[i] = half.Int8FromFloat32(x)
 			}
 			return
+		case attn.Q4:
+			half.EncodeQ4(unsafe.Slice((*half.Q4)(p), len(s)/half.Q4Columns), s)
+			return
 		}
 	}
 	switch dst.DType {
+	case attn.Q4:
+		d := unsafe.Slice((*half.Q4)(p), len(src)/half.Q4Columns)
+		var some [half.Q4Columns]float32
+		for i := range d {
+			for j := range some {
+				some[j] = float32(src[i*len(some)+j])
+			}
+			half.EncodeQ4(d[i:i+1], some[:])
+		}
 	case attn.Float32:
 		d := unsafe.Slice((*float32)(p), len(src))
 		for i, x := range src {

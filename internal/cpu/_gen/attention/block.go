@@ -213,6 +213,9 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 		MOVQ(column, t)
 		o, p, left := local(t), local(param("p")), local(param("rows"))
 		width := vectors * s.lanes * d.size
+		if d == q4 { // an element
+			width = q4Bytes
+		}
 		step, w := param("aheadStep"), GP64()
 		MOVQ(U32(width), w)
 		CMPQ(gap, U8(0))
@@ -239,7 +242,12 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 				for i := 0; i < width; i += 64 {
 					PREFETCHT0(at(ahead[k], i))
 				}
-				s.outer(acc, func(i int, v VecVirtual) { s.load(d, at(x[k], i*s.lanes*d.size), mask, v) }, address, s.elem.size*k)
+				load := func(i int, v VecVirtual) { s.load(d, at(x[k], i*s.lanes*d.size), mask, v) }
+				if d == q4 {
+					c := s.q4At(func(row Register, disp int) Mem { return at(row, disp) })
+					load = func(i int, v VecVirtual) { c.load(i, x[k], v) }
+				}
+				s.outer(acc, load, address, s.elem.size*k)
 			}
 			t = param("step")
 			for k := range x {
@@ -282,7 +290,11 @@ func weightedBlock(s isa, d dtype, sizes []int) {
 		CMOVQNE(w, t)
 		ADDQ(t, aheadOff)
 	}
-	s.panels(columns, mask, columnsOf)
+	if d == q4 {
+		s.panelsOf(columns, 2, columnsOf)
+	} else {
+		s.panels(columns, mask, columnsOf)
+	}
 	VZEROUPPER()
 	RET()
 }

@@ -177,20 +177,24 @@ func addProduct(s isa, transposed bool, sizes []int) {
 // their number.
 func (s isa) panels(columns Mem, mask Op, body func(vectors int, mask Op)) {
 	done := label()
-	for _, vectors := range []int{2, 1} {
-		again, fewer := label(), label()
-		Label(again)
-		CMPQ(columns, U8(vectors*s.lanes))
-		JL(LabelRef(fewer))
-		body(vectors, nil)
-		SUBQ(U8(vectors*s.lanes), columns)
-		JMP(LabelRef(again))
-		Label(fewer)
-	}
+	s.panelsOf(columns, 2, body)
+	s.panelsOf(columns, 1, body)
 	if mask != nil {
 		CMPQ(columns, U8(0))
 		JE(LabelRef(done))
 		body(1, mask)
 	}
 	Label(done)
+}
+
+// panelsOf runs body for panels of some vectors, as long as there are so many columns.
+func (s isa) panelsOf(columns Mem, vectors int, body func(vectors int, mask Op)) {
+	again, fewer := label(), label()
+	Label(again)
+	CMPQ(columns, U8(vectors*s.lanes))
+	JL(LabelRef(fewer))
+	body(vectors, nil)
+	SUBQ(U8(vectors*s.lanes), columns)
+	JMP(LabelRef(again))
+	Label(fewer)
 }

@@ -294,6 +294,7 @@ func (s isa) tailMask(n Register, k Op) {
 type constants struct {
 	of              string // the end of the names of tables
 	masks, prefixes *Mem
+	q4, q4Bytes     *Mem // the integers of q4, as float32 and as bytes
 	numbers         map[uint64]Mem
 }
 

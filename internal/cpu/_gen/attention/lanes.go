@@ -93,13 +93,17 @@ func (l *inLanes) widen() {
 	dim, j := param("dim"), GP64()
 	MOVQ(l.ld, ld)
 	ld3 := triple(ld)
-	s.vectors(dim, j, l.mask, func(mask Op) {
-		for i := range x {
-			v := s.vec()
-			s.load(d, Mem{Base: x[i], Index: j, Scale: uint8(d.size)}, mask, v)
-			VMOVUPS(v, row(to, ld, ld3, i))
+	s.eachColumns(d, dim, j, l.mask, func(c columns) {
+		for p := range c.vectors {
+			for i := range x {
+				v := s.vec()
+				c.load(p, x[i], v)
+				m := row(to, ld, ld3, i)
+				m.Disp = p * s.bytes()
+				VMOVUPS(v, m)
+			}
 		}
-		ADDQ(U32(s.bytes()), to)
+		ADDQ(U32(c.vectors*s.bytes()), to)
 	})
 	LEAQ(Mem{Base: to, Index: ld3, Scale: 1}, to) // the next quad
 

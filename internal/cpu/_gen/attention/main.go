@@ -45,6 +45,7 @@ func main() {
 func write(dir string) error {
 	for _, s := range []isa{avx2, avx512} {
 		attention(s, f32, f16, bf16, i8, e4m3)
+		four(s)
 	}
 	weighing(avx512, "weighNearAVX512", false) // of scores whose values have been packed
 	queryTiles()
@@ -113,10 +114,7 @@ func divide(text string) (head string, texts [len(firsts)]string) {
 // attention makes the steps of the kernels of an instruction set, for keys and values of some types.
 func attention(s isa, of ...dtype) {
 	// As many rows at a time as there are registers for.
-	few, many := []int{2, 1}, s.rows()
-	if s.masked() {
-		few = []int{4, 2, 1}
-	}
+	few, many := s.few(), s.rows()
 	for _, d := range of {
 		score(s, d, few)
 		if s.elem == f32 && (d.size > 1 || s.masked()) { // a turn of the loop has at least a cache line
@@ -128,6 +126,25 @@ func attention(s isa, of ...dtype) {
 	}
 	scorePanel(s, append(many, 2, 1))
 	weigh(s)
+}
+
+// four makes the steps for 4 bits. Many rows use those of float32, on rows that are decoded.
+func four(s isa) {
+	score(s, q4, s.few())
+	weighted(s, q4, s.few())
+	if s.masked() { // two vectors have the columns of an element
+		scoreLanes(s, q4)
+		weightedBlock(s, q4, s.rows())
+	}
+	widened(s)
+}
+
+// few returns how many rows are computed together if there are few of them, the most first.
+func (s isa) few() []int {
+	if s.masked() {
+		return []int{4, 2, 1}
+	}
+	return []int{2, 1}
 }
 
 // gradients makes the steps that only backward passes have.

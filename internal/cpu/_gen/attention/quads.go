@@ -122,29 +122,31 @@ func (q *quads) scoreRows(sizes []int) {
 			ld3 = triple(q.ld)
 		}
 		dim := param("dim")
-		s.vectors(dim, j, q.mask, func(mask Op) {
-			key := func(i int) Mem { return Mem{Base: q.x[i], Index: j, Scale: uint8(d.size)} }
+		s.eachColumns(d, dim, j, q.mask, func(c columns) {
 			q.prefetch(j)
-			if n == 1 && d == s.elem && mask == nil {
+			if n == 1 && d == s.elem && c.mask == nil {
 				y := s.vec()
 				s.move(at(qx, 0), y)
-				for i := range q.x {
-					s.fma231(key(i), y, acc[0][i])
+				for i, x := range q.x {
+					s.fma231(Mem{Base: x, Index: j, Scale: uint8(d.size)}, y, acc[0][i])
 				}
 			} else {
-				k := s.vecs(4)
-				for i := range k {
-					s.load(d, key(i), mask, k[i])
-				}
-				for r := range n {
-					y := s.vec()
-					s.load(s.elem, row(qx, q.ld, ld3, r), mask, y)
+				for v := range c.vectors {
+					k := s.vecs(4)
 					for i := range k {
-						s.fma231(k[i], y, acc[r][i])
+						c.load(v, q.x[i], k[i])
+					}
+					for r := range n {
+						m, y := row(qx, q.ld, ld3, r), s.vec()
+						m.Disp = v * s.bytes()
+						s.load(s.elem, m, c.mask, y)
+						for i := range k {
+							s.fma231(k[i], y, acc[r][i])
+						}
 					}
 				}
 			}
-			ADDQ(U8(s.bytes()), qx)
+			ADDQ(Imm(uint64(c.vectors*s.bytes())), qx)
 		})
 		to, stride := GP64(), GP64()
 		MOVQ(out, to)
@@ -333,44 +335,47 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 			ld3 = triple(q.ld)
 		}
 		dim := param("dim")
-		s.vectors(dim, j, q.mask, func(mask Op) {
+		s.eachColumns(d, dim, j, q.mask, func(c columns) {
 			value := func(i int) Mem { return Mem{Base: x[i], Index: j, Scale: uint8(d.size)} }
 			if len(x) == 4 {
 				q.prefetch(j)
 			}
-			direct := n == 1 && d == s.elem && mask == nil
-			v := s.vecs(len(x))
-			if !direct {
-				for i := range v {
-					s.load(d, value(i), mask, v[i])
-				}
-			}
-			for r := range n {
-				// The sum of the quad first: one addition for each in o, where errors add up.
-				t := s.vec()
-				for i := range x {
-					switch {
-					case direct && i == 0:
-						s.mul(value(i), weight[r][i], t)
-					case direct:
-						s.fma231(value(i), weight[r][i], t)
-					case i == 0:
-						s.mul(v[i], weight[r][i], t)
-					default:
-						s.fma231(v[i], weight[r][i], t)
+			direct := n == 1 && d == s.elem && c.mask == nil
+			for part := range c.vectors {
+				v := s.vecs(len(x))
+				if !direct {
+					for i := range v {
+						c.load(part, x[i], v[i])
 					}
 				}
-				m := row(ox, q.ld, ld3, r)
-				if mask == nil {
-					s.add(m, t, t)
-				} else {
-					y := s.vec()
-					s.load(s.elem, m, mask, y)
-					s.add(y, t, t)
+				for r := range n {
+					// The sum of the quad first: one addition for each in o, where errors add up.
+					t := s.vec()
+					for i := range x {
+						switch {
+						case direct && i == 0:
+							s.mul(value(i), weight[r][i], t)
+						case direct:
+							s.fma231(value(i), weight[r][i], t)
+						case i == 0:
+							s.mul(v[i], weight[r][i], t)
+						default:
+							s.fma231(v[i], weight[r][i], t)
+						}
+					}
+					m := row(ox, q.ld, ld3, r)
+					m.Disp = part * s.bytes()
+					if c.mask == nil {
+						s.add(m, t, t)
+					} else {
+						y := s.vec()
+						s.load(s.elem, m, c.mask, y)
+						s.add(y, t, t)
+					}
+					s.store(t, c.mask, m)
 				}
-				s.store(t, mask, m)
 			}
-			ADDQ(U8(s.bytes()), ox)
+			ADDQ(Imm(uint64(c.vectors*s.bytes())), ox)
 		})
 		for range n {
 			ADDQ(q.ld, o)
