@@ -14,6 +14,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/gguf"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -226,6 +227,9 @@ func TestBlocksMemory(t *testing.T) {
 	}
 	if all, _, err := weightBytes(m.network, tensor.Int8, nil); all != eight+vectors || err != nil {
 		t.Errorf("%d bytes of int8, want %d", all, eight+vectors)
+	}
+	if all, _, err := weightBytes(m.network, nn.Int4, nil); all != eight/32*19+vectors || err != nil {
+		t.Errorf("%d bytes of int4, want %d", all, eight/32*19+vectors)
 	}
 	const adapted = "layers.0.mlp.up_proj.weight"
 	ones := func(n int) func(int, int) ([]float32, error) {

@@ -17,6 +17,8 @@ type Config struct {
 	read   map[string]json.RawMessage
 	err    error
 
+	packing *quantization // of the weights; nil: none
+
 	context int // tokens of the longest text of the engine; 0: not known yet
 }
 

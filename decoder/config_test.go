@@ -40,7 +40,7 @@ func TestRefused(t *testing.T) {
 		{"{" + llama + `,"hidden_act":"quick_gelu"}`, ErrUnsupported, `hidden_act is "quick_gelu"`},
 		{"{" + llama + `,"rms_norm_eps":0}`, ErrFormat, "rms_norm_eps is 0"},
 		{"{" + llama + `,"experts":8}`, ErrUnsupported, `"experts" is "8", which is not known`},
-		{"{" + llama + `,"quantization_config":{"bits":4}}`, ErrUnsupported, "quantized"},
+		{"{" + llama + `,"quantization_config":{"bits":4}}`, ErrMissing, "quantization_config.quant_method"},
 		{"{" + llama + `,"architectures":["LlamaForSequenceClassification"]}`, ErrUnsupported, "LlamaForSequenceClassification"},
 		{"{" + llama + `,"is_encoder_decoder":true}`, ErrUnsupported, "is_encoder_decoder"},
 		{"{" + llama + `,"pruned_heads":{"0":[1]}}`, ErrUnsupported, "pruned_heads"},

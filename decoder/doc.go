@@ -27,6 +27,7 @@
 //   - A text has no special tokens. With [Request].Special, a text has their names, and the name of the token that ends the text.
 //   - [Request].Cut shortens prompts that are too long. With [Request].Shift, a text goes on when its context is full.
 //   - [Engine.Save] keeps a beginning in a file, and [Engine.Load] reads it for later texts.
+//   - With [Request].Constraint, a text is in a language: JSON of a schema, by package jsonschema.
 //   - With [Request].Draft, a text guesses its next tokens from its own repetitions, and a step checks several guesses.
 //
 // # Choice of tokens
@@ -39,6 +40,20 @@
 //
 // [Model.Adapt] merges a LoRA adapter into the weights: a folder of peft, or a GGUF file. [Open] merges an adapter that lies beside
 // the weights. An adapter that cannot be merged as a whole is an error.
+//
+// # Weights of few bits
+//
+// On CPUs, matrices have 8 or 4 bits from these sources:
+//
+//	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, in the mapped file
+//	a folder by GPTQ           bits 4; bits 8 with sym; group_size -1 or a multiple of 32; with and without desc_act; checkpoint_format
+//	                           gptq and gptq_v2
+//	a folder by AWQ            bits 4; version gemm with zero_point; group_size -1 or a multiple of 32
+//	[Options].Weights          rounds matrices of any source to nn.Int4 or tensor.Int8: see nn.Rounded
+//
+// quantization_config of config.json says how a folder is quantised. A field or a value that is not known is [ErrUnsupported]. Integers,
+// scales and zeros stay those of the folder: a scale that no float16 has is an error. Loading takes the memory of the loaded weights, and
+// of one matrix of the folder.
 //
 // # Families
 //

@@ -13,6 +13,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -105,7 +106,8 @@ func TestEightOptions(t *testing.T) {
 		{smallNetwork(), Options{Cache: la.E4M3, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is E4M3, and Options.Device is"},
 		{smallNetwork(), Options{Cache: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "caches of 8 bits are on the CPU alone"},
 		{smallNetwork(), Options{Weights: la.E4M3}, ErrConfig, "Options.Weights is E4M3"},
-		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 bits are on the CPU alone"},
+		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 and 4 bits are on the CPU alone"},
+		{smallNetwork(), Options{Weights: nn.Int4, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is Int4_32, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},
 		{smallNetwork(), Options{Cache: tensor.Uint8}, ErrConfig, "Options.Cache is uint8; known are float32, int8, and leanattention.Float16, BFloat16 and E4M3"},
 		{latents.network(t), Options{Cache: tensor.Int8}, la.ErrUnsupported, "DType is int8 with ValuesInKeys"},

@@ -45,14 +45,15 @@ type Options struct {
 	// the rows. Not with Ranks.
 	Gap float64
 
-	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8
-	// (see nn.Int8). The zero value is the type of the files:
+	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8 or
+	// nn.Int4 (see nn.Rounded). The zero value is the type of the files:
 	//
-	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Blocks). The file must
+	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Quantised). The file must
 	//     not be cut while an engine is open.
+	//   - On the CPU, matrices of a folder by GPTQ or AWQ keep their integers, scales and zeros.
 	//   - Matrices with an adapter, those that latent attention splits, and on GPUs all of these become float16.
 	//
-	// Matrices that latent attention splits are never int8: with tensor.Int8 they have the type of the files.
+	// Matrices that latent attention splits are never of 8 or 4 bits: with tensor.Int8 and nn.Int4 they have the type of the files.
 	Weights tensor.Dtype
 	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
 
@@ -283,10 +284,10 @@ func (o *Options) fill(s *Sizes) error {
 	types := []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}
 	switch t := o.Weights; {
 	case slices.Contains(types, t):
-	case t != tensor.Int8:
-		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
+	case !roundedTo(t):
+		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, nn.Int4, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
 	case o.Device != nil:
-		return fmt.Errorf("decoder: Options.Weights is %v, and Options.Device is %v: weights of 8 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
+		return fmt.Errorf("decoder: Options.Weights is %v, and Options.Device is %v: weights of 8 and 4 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
 	}
 	switch t := o.Cache; {
 	case slices.Contains(types, t):
@@ -525,9 +526,12 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 		pieces.Special = r.Special
 		t.tokenizer, t.decoder, t.special = e.tokenizer, pieces, r.Special
 	}
+	if r.Constraint != nil && len(t.ends) == 0 {
+		return nil, fail(ErrConfig, "Constraint is set, and no token ends the text: Ends is empty")
+	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error
-	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, prompt, e.scheduler.runner.draws()); err != nil {
+	if t.sampler, err = newSampler(&r, vocab, prompt, e.scheduler.runner.draws()); err != nil {
 		return nil, err
 	}
 	return t, nil

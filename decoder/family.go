@@ -78,11 +78,10 @@ func readNetwork(file string, data []byte, context int) (Network, *Config, error
 	if c.err == nil {
 		c.err = err
 	}
-	for _, name := range []string{"quantization_config", "compression_config"} {
-		if c.Has(name) {
-			c.fail(ErrUnsupported, "%s: the weights are quantized", name)
-		}
+	if c.Has("compression_config") {
+		c.fail(ErrUnsupported, "compression_config: the weights are quantized: %s", wayOut)
 	}
+	c.packing = c.quantization()
 	c.ignore(withoutEffect...)
 	c.end()
 	if c.err != nil {

@@ -44,6 +44,7 @@ func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) 
 // A folder has no blocks.
 func (f folder) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
 func (f folder) blockRow(string) int                             { return 0 }
+func (f folder) loaded()                                         {}
 func (f folder) hold() (func() error, error)                     { return func() error { return nil }, nil }
 
 func (f folder) float32s(dst []float32, name string, shape []int, from, to int) error {

@@ -110,7 +110,7 @@ func TestGGUFSampling(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%v: %+v, error %v, want %+v", c.keys, got, err, c.want)
 		}
-		if _, err := newSampler(&got, 100, 0, nil, false); err != nil {
+		if _, err := newSampler(&Request{Sampling: got}, 100, nil, false); err != nil {
 			t.Errorf("%v: %v", c.keys, err)
 		}
 	}

@@ -184,7 +184,7 @@ func FuzzGeneration(f *testing.F) {
 			}
 			return
 		}
-		if _, err := newSampler(&g.sampling, 100, 0, []int{1}, false); err != nil {
+		if _, err := newSampler(&Request{Sampling: g.sampling}, 100, []int{1}, false); err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range g.ends {

@@ -123,7 +123,7 @@ func (f *ggufFile) blocks(name string, shape []int, from, to int) (G.Value, erro
 	if err != nil {
 		return nil, err
 	}
-	return nn.Blocks(t.Type().String(), data, to-from, shape[1])
+	return nn.Quantised{Format: t.Type().String(), Rows: to - from, Columns: shape[1], Data: data}.Value()
 }
 
 // blockRow returns the bytes of a row of a weight that blocks returns.
@@ -134,8 +134,10 @@ func (f *ggufFile) blockRow(name string) int {
 	return 0
 }
 
-// inBlocks are the types that nn.Blocks takes.
+// inBlocks are the types that nn.Quantised takes.
 var inBlocks = []gguf.Type{gguf.Q8_0, gguf.Q4_0, gguf.Q4_1, gguf.Q5_0, gguf.Q5_1, gguf.Q4_K, gguf.Q5_K, gguf.Q6_K}
+
+func (f *ggufFile) loaded() {}
 
 func (f *ggufFile) hold() (func() error, error) { return f.file.Hold() }
 

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -60,6 +61,8 @@ func weightBytes(n Network, as tensor.Dtype, blockRow func(name string) int) (al
 		case !w.matrix():
 		case as == tensor.Int8:
 			bytes = 1
+		case as == nn.Int4: // 19 bytes for 32 elements
+			bytes, sizes = 19, []int{w.Shape[0], (w.Shape[1] + 31) / 32}
 		case blockRow != nil && blockRow(name) > 0:
 			bytes, sizes = uint64(blockRow(name)), w.Shape[:1]
 		}

@@ -48,13 +48,15 @@ type source interface {
 	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
 	// weight may be missing.
 	Check(weights iter.Seq[hf.Weight], tied ...string) error
+	// loaded lets go of memory that reading needs.
+	loaded()
 	// stored returns the type that Tensor returns for a weight.
 	stored(name string) tensor.Dtype
 	Close() error
 }
 
 // Open opens a model: a GGUF file, or a Hugging Face folder with config.json, generation_config.json, the weights in safetensors
-// or PyTorch's files, and the tokenizer. An adapter that lies beside the weights is merged as by [Model.Adapt]. Open checks that the files have every weight of the network, and no other. Close the
+// or PyTorch's files, quantised by GPTQ or AWQ or not, and the tokenizer. An adapter that lies beside the weights is merged as by [Model.Adapt]. Open checks that the files have every weight of the network, and no other. Close the
 // model after use.
 func Open(path string) (*Model, error) {
 	info, err := os.Stat(path)
@@ -129,6 +131,9 @@ func (m *Model) read(file string, data []byte) (c *Config, err error) {
 			if err := folder.Tie(tied[0], tied[1]); err != nil {
 				return nil, err
 			}
+		}
+		if c.packing != nil {
+			m.files = newPacked(folder, c.packing)
 		}
 	}
 	return c, m.files.Check(tensors(m.network), tied...)

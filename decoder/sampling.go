@@ -14,7 +14,7 @@ var ErrLogits = sample.ErrLogits
 
 // Sampling configures the choice of tokens from the model's logits. The zero value chooses the most likely token.
 //
-// The fields are applied in this order: LogitBias, the penalties, Forbidden, Temperature, TopK, TopP, MinP, TypicalP. Each filter
+// The fields are applied in this order, to the tokens that [Request].Constraint allows: LogitBias, the penalties, Forbidden, Temperature, TopK, TopP, MinP, TypicalP. Each filter
 // applies to the tokens that remain after the filters before, with probabilities that sum to 1. llama.cpp and transformers have
 // the same order, with two exceptions: llama.cpp applies Temperature last, and TypicalP before TopP. Among equally likely tokens,
 // the token with the lower id comes first.
@@ -57,6 +57,7 @@ type sampler struct {
 	*sample.Sampler
 	logprobs int
 	choice   *nn.Choice // the rule by which a GPU may choose; nil: the host chooses
+	bounds   Constraint // nil: none
 }
 
 // plain reports whether the most likely token, and nothing else, is wanted.
@@ -71,7 +72,8 @@ func (s *sampler) draw() draw {
 }
 
 // newSampler returns the sampler of a text that begins with prompt. draws reports that a GPU can choose by draws.
-func newSampler(c *Sampling, vocab, logprobs int, prompt []int, draws bool) (*sampler, error) {
+func newSampler(r *Request, vocab int, prompt []int, draws bool) (*sampler, error) {
+	c := &r.Sampling
 	fail := func(err error) error { return requestError(ErrConfig, "Sampling.%v", err) }
 	config := sample.Config{
 		Temperature: c.Temperature, TopK: c.TopK, TopP: c.TopP, MinP: c.MinP, TypicalP: c.TypicalP,
@@ -98,21 +100,27 @@ func newSampler(c *Sampling, vocab, logprobs int, prompt []int, draws bool) (*sa
 	s.Accept(prompt...)
 	var choice *nn.Choice
 	switch {
-	case logprobs > 0 || config.Changes():
+	case r.LogProbs > 0 || r.Constraint != nil || config.Changes():
 	case c.Temperature == 0:
 		choice = &nn.Choice{}
 	case draws && c.MinP == 0 && (c.TypicalP == 0 || c.TypicalP == 1):
 		choice = &nn.Choice{Temperature: c.Temperature, TopK: c.TopK, TopP: c.TopP}
 	}
-	return &sampler{s, logprobs, choice}, nil
+	return &sampler{s, r.LogProbs, choice, r.Constraint}, nil
 }
 
 // next chooses the next token of the text.
 func (s *sampler) next(logits []float32) (t Token, err error) {
+	if s.bounds != nil {
+		s.Allow(s.bounds.Allowed())
+	}
 	if t.ID, err = s.Next(logits); err != nil {
 		return t, err
 	}
 	s.Accept(t.ID)
+	if s.bounds != nil {
+		s.bounds.Accept(t.ID)
+	}
 	if s.logprobs > 0 {
 		t.LogProb, t.Likely, err = likelihood(logits, t.ID, s.logprobs)
 	}

@@ -20,6 +20,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
 )
@@ -222,6 +223,37 @@ func TestShippedLogits(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestShippedFewBits: the shipped model predicts texts of its own with weights of 8 and 4 bits nearly as well as with its own, and not
+// equally well.
+func TestShippedFewBits(t *testing.T) {
+	m := openCheckpoint(t, "../tiny")
+	surprise := func(o Options) float64 {
+		e, sum, n := modelEngine(t, m, o), 0.0, 0
+		for _, c := range readShippedGolden(t).Greedy {
+			p, err := e.LogProbs(context.Background(), append(slices.Clone(c.IDs), c.Next...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range p {
+				sum, n = sum-p, n+1
+			}
+		}
+		return sum / float64(n)
+	}
+	want := surprise(Options{Exact: true})
+	for _, c := range []struct {
+		o    Options
+		most float64
+	}{
+		{Options{Exact: true, Weights: tensor.Int8}, 0.003}, {Options{Weights: tensor.Int8}, 0.003},
+		{Options{Exact: true, Weights: nn.Int4}, 0.02}, {Options{Weights: nn.Int4}, 0.02},
+	} {
+		if off := math.Abs(surprise(c.o) - want); off == 0 || off > c.most {
+			t.Errorf("weights of %v, exact %v: the mean of -log p is off by %v of %v", c.o.Weights, c.o.Exact, off, want)
+		}
 	}
 }
 

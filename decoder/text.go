@@ -24,6 +24,10 @@ type Request struct {
 	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. Sampling does not change probabilities
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 
+	// Constraint, if not nil, says which tokens the text may have: see package jsonschema. Each text has a Constraint of its own. The host
+	// chooses the tokens.
+	Constraint Constraint
+
 	// Cut shortens a prompt with more tokens than Options.Context, which is ErrTooLong otherwise. The first Keep tokens stay, and
 	// as many of the last ones as leave Tokens of the context free, but at least half of those that the context has beyond Keep. If Tokens
 	// is 0, that half stays.
@@ -36,6 +40,16 @@ type Request struct {
 	Shift bool
 
 	Keep int // first tokens that Cut and Shift keep; less than Options.Context
+}
+
+// A Constraint says which tokens may continue a text. Tokens that Sampling forbids are not chosen, either: the text ends with [ErrLogits]
+// if no token is left.
+type Constraint interface {
+	// Allowed returns the tokens that may come next: token i has bit i%64 of element i/64. Tokens of [Request].Ends are among them where
+	// the text may end. The slice does not change until the call of Accept.
+	Allowed() []uint64
+	// Accept continues the text by one of these tokens.
+	Accept(token int)
 }
 
 // Reason is why a text ended.

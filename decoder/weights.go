@@ -144,6 +144,7 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 			held = func() error { return nil }
 			return nil, nil, err
 		}
+		defer s.loaded()
 	}
 	loaded := map[string]string{} // weights by what they are
 	for w := range n.Weights() {
@@ -189,10 +190,10 @@ func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
 	if p.gpu != nil || !w.matrix() {
 		return nil, nil
 	}
-	switch p.as {
-	case tensor.Int8:
+	switch {
+	case roundedTo(p.as):
 		name, shape := w.tensor()
-		return nn.Int8(w.Shape[0], w.Shape[1], func(dst []float32, first, end int) error {
+		return nn.Rounded(p.as, w.Shape[0], w.Shape[1], func(dst []float32, first, end int) error {
 			if s, ok := from.(source); ok { // no memory but dst
 				return s.float32s(dst, name, shape, w.From.Row+first, w.From.Row+end)
 			}
@@ -205,7 +206,7 @@ func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
 			}
 			return err
 		})
-	case tensor.Dtype{}:
+	case p.as == tensor.Dtype{}:
 		if s, ok := from.(source); ok {
 			name, shape := w.tensor()
 			return s.blocks(name, shape, w.From.Row, w.From.Row+w.Shape[0])
@@ -213,6 +214,9 @@ func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
 	}
 	return nil, nil
 }
+
+// roundedTo reports whether t is a type of fewer than 16 bits that [Options].Weights may have.
+func roundedTo(t tensor.Dtype) bool { return t == tensor.Int8 || t == nn.Int4 }
 
 // matrix reports whether a weight is a matrix whose rows are those of a tensor.
 func (w *Weight) matrix() bool { return len(w.Shape) == 2 && w.up == nil }
@@ -223,7 +227,7 @@ func (p *placement) load(from Weights, w *Weight) (*tensor.Dense, error) {
 	switch {
 	case len(w.Shape) == 1:
 		to = tensor.Float32
-	case to == tensor.Int8: // not a matrix of the files: see small
+	case roundedTo(to): // not a matrix of the files: see small
 		to = tensor.Dtype{}
 	}
 	first, rows := 0, w.Shape[0]

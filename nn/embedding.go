@@ -21,7 +21,7 @@ import (
 // Without a residual, the rows are those of the table.
 //
 //   - Shapes: table (vocabulary, width), ids (n), y and residual (n, width). residual may be nil.
-//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16, on the CPU also of [Int8] or [Blocks], with residual and y
+//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16, on the CPU also of [Rounded] or [Quantised], with residual and y
 //     float32; or all float64, on the CPU alone. ids int or int32; int32 on a GPU. Gathering is exact.
 //   - ids are in [0, vocabulary). On the CPU, another id is ErrLength when the graph runs, before anything is written. On a GPU,
 //     another id makes a row of NaN, since the host does not read ids there.
@@ -123,6 +123,14 @@ func (op embedding) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	}
 	return gather(op, in, shape, func(dst []float32, m *weight.Matrix, from int) {
 		weight.Decode(m.Format, dst, m.At(from))
+		if m.Order != nil {
+			inOrder := scratch[float32](len(dst))
+			defer giveBack(inOrder)
+			copy(*inOrder, dst)
+			for i, column := range m.Order {
+				dst[column] = (*inOrder)[i]
+			}
+		}
 		if m.Scales != nil {
 			for i := range dst {
 				dst[i] *= m.Scales[from/len(dst)]

@@ -69,7 +69,7 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //   - GPUs of compute capability 9.0 and newer round from 17 rows on. Fewer rows keep float32's accuracy at the same speed.
 //   - CPUs with AMX round where rows are many: a third of the products with BFloat16, three of five with Float16. Other CPUs and
 //     few rows compute as without the option.
-//   - With w of [Int8] or [Blocks], CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The error is at most 1/254
+//   - With w of [Rounded] or [Quantised], CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The error is at most 1/254
 //     of the largest |x| of each block times the sum of its |w|. Integers are summed exactly. An x that is not finite makes NaN.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
@@ -82,7 +82,7 @@ func WithMixedPrecision() Option { return Option{name: optionMixed} }
 //   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
 //   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision].
 //   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and on
-//     the CPU also with w of [Int8] or [Blocks]; or all float64, which is slow and on the CPU alone.
+//     the CPU also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
 //   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits
 //     or fewer, a gradient is ErrUnsupported. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption, ErrUnsupported.
@@ -126,7 +126,7 @@ func Linear(x, w, b *G.Node, opts ...Option) (y *G.Node, err error) {
 // Linears is up to three [Linear] layers of one x, such as queries, keys and values, with a node for each output. x is normalised
 // once, and on a GPU the layers are one launch.
 //
-//   - ws are the weights, and bs as many biases, or none. All ws have one type, unless one of them is of [Int8] or [Blocks].
+//   - ws are the weights, and bs as many biases, or none. All ws have one type, unless one of them is of [Rounded] or [Quantised].
 //   - Options: those of Linear but [WithResidual], which all layers have.
 //   - Errors: those of Linear; ErrUnsupported for more than three layers or a residual.
 //

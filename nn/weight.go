@@ -12,74 +12,120 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Blocks returns a matrix of weights in the blocks of a GGUF file, as the value of a node: the w of a [Linear], [Linears],
+// Quantised is a matrix of weights of 8 or fewer bits as it is stored. Its Value is the value of a node: the w of a [Linear], [Linears],
 // [GatedLinear] or [HeadLinear], or the table of an [Embedding].
+type Quantised struct {
+	// Format is how rows are stored: in blocks of elements.
+	//
+	//   - Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K: blocks of GGUF files, by ggml's names.
+	//   - int4_32, int4_64, int4_128: groups of so many elements, scale * (integer - zero). A block is the scale, a float16 of two bytes;
+	//     the zero, a byte of at most 16; and 16 bytes for each 32 elements: the lower 4 bits of byte i are integer i, and the upper 4
+	//     bits integer 16+i. GPTQ and AWQ have such groups in other orders.
+	Format string
+
+	Rows, Columns int
+
+	// Data has the rows, one after the other, each of whole blocks. Data is not copied and must not change. Data may be of a mapped file.
+	Data []byte
+
+	// Order, if not nil, has the column of each element of a row: element i of every row is the weight of x[Order[i]]. Order has every
+	// column once, and must not change. GPTQ has such an order with desc_act.
+	Order []int32
+}
+
+// Value returns the value of a node.
 //
-//   - format is ggml's name: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K.
-//   - data has the rows, one after the other, each of whole blocks. data is not copied and must not change. data may be of a mapped
-//     file.
 //   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the blocks mean, in
 //     float32; with [WithMixedPrecision], those of an x of 8 bits.
 //   - CPUs with AVX2, and with AVX-512 and VNNI, have kernels for all formats. With AVX-512 alone, those of AVX2 compute. With NEON
 //     and without assembly, Go computes, which takes several times as long.
-//   - Errors: ErrUnsupported (another format), ErrShape.
+//   - Errors: ErrUnsupported (another format), ErrShape, ErrOption (a zero above 16; an Order that lacks a column).
 //
 // The value's Dtype method returns the element type of the node, which stands for the format.
-func Blocks(format string, data []byte, rows, columns int) (w G.Value, err error) {
-	const name = "Blocks"
+func (q Quantised) Value() (w G.Value, err error) {
+	const name = "Quantised"
 	defer errs.RecoverTo(prefix+name, &err)
-	inBlocks := func(f weight.Format) bool { return f.Block() > 1 }
-	for f := range weight.Format(weight.Formats) {
-		if f.String() != format || !inBlocks(f) {
-			continue
+	f := weight.Format(weight.Formats)
+	for other := range f {
+		if other.String() == q.Format && inBlocks(other) {
+			f = other
 		}
-		size, fits := 0, rows > 0 && columns > 0 && columns%f.Block() == 0
-		if fits {
-			size, fits = operand.Product(rows, columns/f.Block(), f.Bytes())
-		}
-		if !fits || size != len(data) {
-			return nil, errorf(name, errs.ErrShape, "%d bytes of %s, want %d rows of %d elements in blocks of %d elements and %d bytes", len(data), format, rows, columns, f.Block(), f.Bytes())
-		}
-		return operand.NewBlocks(f, data, rows, columns), nil
 	}
-	return nil, errorf(name, errs.ErrUnsupported, "format is %q, want %s", format, weight.Names(inBlocks))
+	if !f.Known() {
+		return nil, errorf(name, errs.ErrUnsupported, "Format is %q, want %s", q.Format, weight.Names(inBlocks))
+	}
+	size, fits := 0, q.Rows > 0 && q.Columns > 0 && q.Columns%f.Block() == 0
+	if fits {
+		size, fits = operand.Product(q.Rows, q.Columns/f.Block(), f.Bytes())
+	}
+	if !fits || size != len(q.Data) {
+		return nil, errorf(name, errs.ErrShape, "%d bytes of %s, want %d rows of %d elements in blocks of %d elements and %d bytes", len(q.Data), q.Format, q.Rows, q.Columns, f.Block(), f.Bytes())
+	}
+	if at, zero := f.BadZero(q.Data); at >= 0 {
+		return nil, errorf(name, errs.ErrOption, "block %d of row %d has the zero %d, want at most %d", at%(q.Columns/f.Block()), at/(q.Columns/f.Block()), zero, weight.MaxInt4Zero)
+	}
+	if q.Order != nil {
+		if len(q.Order) != q.Columns {
+			return nil, errorf(name, errs.ErrShape, "Order has %d columns, want %d", len(q.Order), q.Columns)
+		}
+		seen := make([]bool, q.Columns)
+		for i, column := range q.Order {
+			if column < 0 || int(column) >= q.Columns || seen[column] {
+				return nil, errorf(name, errs.ErrOption, "Order[%d] is %d, want each of %d columns once", i, column, q.Columns)
+			}
+			seen[column] = true
+		}
+	}
+	return operand.NewBlocks(f, q.Data, q.Rows, q.Columns, q.Order), nil
 }
 
-// Int8 returns a matrix of weights of 8 bits, as [Blocks] does. A row has a scale, the row's largest magnitude / 127, and the integers
-// nearest to the elements / scale.
+func inBlocks(f weight.Format) bool { return f.Block() > 1 }
+
+// Int4 stands for INT4 in [Rounded], and for int4_32 of [Quantised].
+var Int4 = operand.WeightType(weight.Int4_32)
+
+// Rounded returns a matrix of weights that are rounded to fewer bits, as [Quantised] does.
 //
-//   - read writes rows [from, to) to dst. Int8 calls read for some rows after the other, so memory is that of the result.
-//   - Errors: those of read; ErrShape; ErrOption for an element that is not finite.
-func Int8(rows, columns int, read func(dst []float32, from, to int) error) (w G.Value, err error) {
-	const name = "Int8"
+//   - to: tensor.Int8: a row has a scale, the row's largest magnitude / 127, and the integers nearest to the elements / scale.
+//     [Int4]: groups of 32 elements of a row, each with a scale, a zero and integers of 4 bits, which together have about the least
+//     squared error.
+//   - read writes rows [from, to) to dst. Rounded calls read for some rows after the other, so memory is that of the result.
+//   - Errors: those of read; ErrUnsupported (another type); ErrShape (with Int4, also columns that are not whole groups); ErrOption for
+//     an element that is not finite or, with Int4, a group whose scale is beyond float16.
+func Rounded(to tensor.Dtype, rows, columns int, read func(dst []float32, from, to int) error) (w G.Value, err error) {
+	const name = "Rounded"
 	defer errs.RecoverTo(prefix+name, &err)
 	n, ok := operand.Product(max(rows, 0), max(columns, 0))
-	if !ok || n == 0 {
-		return nil, errorf(name, errs.ErrShape, "%d rows of %d elements", rows, columns)
+	f, known := operand.WeightFormat(to)
+	switch {
+	case !known || to != tensor.Int8 && to != Int4:
+		return nil, errorf(name, errs.ErrUnsupported, "to is %v, want %v or %v", to, tensor.Int8, Int4)
+	case !ok || n == 0 || columns%f.Block() != 0:
+		return nil, errorf(name, errs.ErrShape, "%d rows of %d elements, want whole groups of %d", rows, columns, f.Block())
 	}
-	q, scales := dense.Memory[int8](n), make([]float32, rows)
-	block := min(rows, max(1, int8Block/columns))
+	data, scales := dense.Memory[byte](rows*f.Size(columns)), make([]float32, rows)
+	block := min(rows, max(1, roundedBlock/columns))
 	wide := make([]float32, block*columns)
 	for from := 0; from < rows; from += block {
 		to := min(from+block, rows)
 		if err := read(wide[:(to-from)*columns], from, to); err != nil {
 			return nil, fmt.Errorf("leanattention: %s%s: rows [%d, %d): %w", prefix, name, from, to, err)
 		}
-		bad := make([]bool, to-from)
+		good := make([]bool, to-from)
 		eachRow(to-from, columns, func(i int) {
-			row := wide[i*columns:][:columns]
-			scale, finite := weight.RoundInt8(q[(from+i)*columns:], row)
-			scales[from+i], bad[i] = scale, !finite
+			scales[from+i], good[i] = weight.Round(f, data[(from+i)*f.Size(columns):][:f.Size(columns)], wide[i*columns:][:columns])
 		})
-		for i, bad := range bad {
-			if bad {
-				return nil, errorf(name, errs.ErrOption, "row %d has an element that is not finite", from+i)
+		for i, good := range good {
+			if !good {
+				return nil, errorf(name, errs.ErrOption, "row %d has an element that is not finite, or beyond the numbers of %v", from+i, f)
 			}
 		}
 	}
-	return &operand.Weight{Of: weight.Int8, Elements: tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(q)),
-		Scales: tensor.New(tensor.WithShape(rows), tensor.WithBacking(scales))}, nil
+	if inBlocks(f) {
+		return operand.NewBlocks(f, data, rows, columns, nil), nil
+	}
+	return operand.NewScaled(f, data, scales, rows, columns), nil
 }
 
-// int8Block is the number of elements that are rounded at a time.
-const int8Block = 1 << 19
+// roundedBlock is the number of elements that are rounded at a time.
+const roundedBlock = 1 << 19

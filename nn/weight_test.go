@@ -28,7 +28,7 @@ func quantised(t *testing.T, rng *rand.Rand, f weight.Format, rows, columns int)
 		for i := range wide {
 			wide[i] = float32(rng.NormFloat64())
 		}
-		if w, err = Int8(rows, columns, func(dst []float32, from, to int) error {
+		if w, err = Rounded(tensor.Int8, rows, columns, func(dst []float32, from, to int) error {
 			if copy(dst, wide[from*columns:to*columns]) != len(dst) {
 				return errors.New("other rows are wanted")
 			}
@@ -38,8 +38,8 @@ func quantised(t *testing.T, rng *rand.Rand, f weight.Format, rows, columns int)
 		}
 		of := w.(*operand.Weight)
 		scales := of.Scales.Data().([]float32)
-		for i, q := range of.Elements.Data().([]int8) {
-			got := scales[i/columns] * float32(q)
+		for i, q := range of.Elements.Data().([]uint8) {
+			got := scales[i/columns] * float32(int8(q))
 			if math.Abs(float64(got-wide[i])) > float64(scales[i/columns])*0.501 {
 				t.Fatalf("element %d became %v, and was %v", i, got, wide[i])
 			}
@@ -56,8 +56,14 @@ func quantised(t *testing.T, rng *rand.Rand, f weight.Format, rows, columns int)
 				data[i] &= 0x3b // scales are less than 1
 			}
 		}
+		if strings.HasPrefix(f.String(), "int4") {
+			for at := 0; at < len(data); at += f.Bytes() {
+				data[at+1] &= 0x3b
+				data[at+2] %= weight.MaxInt4Zero + 1
+			}
+		}
 		weight.Decode(f, wide, unsafe.Pointer(&data[0]))
-		if w, err = Blocks(f.String(), data, rows, columns); err != nil {
+		if w, err = (Quantised{Format: f.String(), Rows: rows, Columns: columns, Data: data}).Value(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -132,6 +138,43 @@ func TestQuantisedWeights(t *testing.T) {
 			}
 			if gather := i == 3; off > most*size || gather != (off == 0) {
 				t.Errorf("%v in mixed precision: output %d is off by %v of %v", f, i, off, size)
+			}
+		}
+	}
+}
+
+// TestOrderOfColumns: a weight whose columns have an order has the results of the same columns in order.
+func TestOrderOfColumns(t *testing.T) {
+	rng := seeded(t)
+	for _, f := range quantisedFormats() {
+		if f.Block() == 1 {
+			continue
+		}
+		rows, columns := 6, 2*f.Block()
+		w, decoded := quantised(t, rng, f, rows, columns)
+		order := make([]int32, columns)
+		moved := make([]float32, rows*columns)
+		for i, column := range rng.Perm(columns) {
+			order[i] = int32(column)
+			for r := range rows {
+				moved[r*columns+column] = decoded.Float32s()[r*columns+i]
+			}
+		}
+		q := w.(*operand.Weight)
+		ordered, err := Quantised{Format: f.String(), Rows: rows, Columns: columns, Data: q.Elements.Data().([]byte), Order: order}.Value()
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := tensor.New(tensor.WithShape(5, columns), tensor.Of(tensor.Float32))
+		for i := range x.Float32s() {
+			x.Float32s()[i] = float32(rng.NormFloat64())
+		}
+		want := layersOfWeight(t, x, tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(moved)))
+		for i, y := range layersOfWeight(t, x, ordered) {
+			for j, v := range y {
+				if math.Abs(float64(v-want[i][j])) > 1e-3*(1+math.Abs(float64(want[i][j]))) {
+					t.Fatalf("%v: element %d of output %d is %v, want %v", f, j, i, v, want[i][j])
+				}
 			}
 		}
 	}
@@ -235,21 +278,53 @@ func TestQuantisedWrong(t *testing.T) {
 		"less than none":  {"Q8_0", 34, -1, -32, la.ErrShape},
 		"too many":        {"Q8_0", 0, math.MaxInt / 16, 32 * 1024, la.ErrShape},
 	} {
-		if w, err := Blocks(c.format, make([]byte, c.bytes), c.rows, c.columns); w != nil || !errors.Is(err, c.want) {
+		if w, err := (Quantised{Format: c.format, Rows: c.rows, Columns: c.columns, Data: make([]byte, c.bytes)}).Value(); w != nil || !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, %v", name, w, err)
 		}
 	}
+	if w, err := (Quantised{Format: "int4_32", Rows: 1, Columns: 64, Data: append(make([]byte, 21), make([]byte, 17)...)}).Value(); w == nil || err != nil {
+		t.Errorf("zeros of 0: %v", err)
+	}
+	high := make([]byte, 4*19)
+	high[3*19+2] = 17
+	order := []int32{1, 0}
+	for name, c := range map[string]struct {
+		q    Quantised
+		want error
+		text string
+	}{
+		"zero":            {Quantised{Format: "int4_32", Rows: 2, Columns: 64, Data: high}, la.ErrOption, "block 1 of row 1 has the zero 17, want at most 16"},
+		"short order":     {Quantised{Format: "Q4_0", Rows: 1, Columns: 32, Data: make([]byte, 18), Order: order}, la.ErrShape, "Order has 2 columns, want 32"},
+		"twice in order":  {Quantised{Format: "Q4_0", Rows: 1, Columns: 32, Data: make([]byte, 18), Order: make([]int32, 32)}, la.ErrOption, "Order[1] is 0"},
+		"behind the last": {Quantised{Format: "Q4_0", Rows: 1, Columns: 32, Data: make([]byte, 18), Order: slices.Repeat([]int32{32}, 32)}, la.ErrOption, "Order[0] is 32"},
+	} {
+		if w, err := c.q.Value(); w != nil || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v, %v", name, w, err)
+		}
+	}
+	for _, to := range []tensor.Dtype{tensor.Int8, Int4} {
+		roundedWrong(t, to)
+	}
+	if w, err := Rounded(tensor.Uint8, 2, 64, nil); w != nil || !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("bytes: %v, %v", w, err)
+	}
+	if w, err := Rounded(Int4, 2, 63, nil); w != nil || !errors.Is(err, la.ErrShape) {
+		t.Errorf("part of a group: %v, %v", w, err)
+	}
+}
+
+func roundedWrong(t *testing.T, to tensor.Dtype) {
 	read := func(dst []float32, from, to int) error { return nil }
-	for _, shape := range [][2]int{{0, 4}, {4, 0}, {-1, -4}, {math.MaxInt, 4}} {
-		if w, err := Int8(shape[0], shape[1], read); w != nil || !errors.Is(err, la.ErrShape) {
-			t.Errorf("int8 of %v: %v, %v", shape, w, err)
+	for _, shape := range [][2]int{{0, 64}, {64, 0}, {-1, -64}, {math.MaxInt, 64}} {
+		if w, err := Rounded(to, shape[0], shape[1], read); w != nil || !errors.Is(err, la.ErrShape) {
+			t.Errorf("%v of %v: %v, %v", to, shape, w, err)
 		}
 	}
 	own := errors.New("no file")
-	if w, err := Int8(2, 4, func([]float32, int, int) error { return own }); w != nil || !errors.Is(err, own) {
-		t.Errorf("int8 of rows that cannot be read: %v, %v", w, err)
+	if w, err := Rounded(to, 2, 64, func([]float32, int, int) error { return own }); w != nil || !errors.Is(err, own) {
+		t.Errorf("%v of rows that cannot be read: %v, %v", to, w, err)
 	}
-	if w, err := Int8(2, 4, func(dst []float32, _, _ int) error { dst[5] = float32(math.NaN()); return nil }); w != nil || !errors.Is(err, la.ErrOption) || !strings.Contains(err.Error(), "row 1") {
-		t.Errorf("int8 of NaN: %v, %v", w, err)
+	if w, err := Rounded(to, 2, 64, func(dst []float32, _, _ int) error { dst[65] = float32(math.NaN()); return nil }); w != nil || !errors.Is(err, la.ErrOption) || !strings.Contains(err.Error(), "row 1") {
+		t.Errorf("%v of NaN: %v, %v", to, w, err)
 	}
 }

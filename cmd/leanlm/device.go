@@ -42,7 +42,7 @@ func parseDevice(name string) (gpus []int, err error) {
 
 // mayDiffer lists flags that may differ between ranks. The texts and models that the flags name are compared, or the flags change
 // no text.
-var mayDiffer = []string{"m", "p", "f", "prompts", "device", "stats", "json"}
+var mayDiffer = []string{"m", "p", "f", "prompts", "json-schema", "device", "stats", "json"}
 
 // together is what a command computes, for the other ranks: the flags that must be alike, and texts by their names.
 type together struct {

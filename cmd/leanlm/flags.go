@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
@@ -174,8 +175,9 @@ func (m *modelFlags) add(f *flags) {
 	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits and fewer in float32; otherwise activations are rounded to 16 bits, or to 8 for weights of 8 and 4 bits, which is faster, as in most programs")
 	matrices := maps.Clone(types)
 	matrices["int8"] = tensor.Int8
-	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8 on the CPU", matrices)
 	cached := maps.Clone(matrices)
+	matrices["int4"] = nn.Int4
+	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8 and int4 on the CPU", matrices)
 	cached["e4m3"] = la.E4M3
 	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given; e4m3 and int8 on the CPU", cached)
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")

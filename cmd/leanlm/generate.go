@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/decoder/jsonschema"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
@@ -25,8 +26,9 @@ type generation struct {
 	tokens   int
 	samples  int
 	stops    []string
-	parse    bool // names in prompts are special tokens
-	special  bool // texts have the names of special tokens
+	schema   string // file
+	parse    bool   // names in prompts are special tokens
+	special  bool   // texts have the names of special tokens
 	draft    int
 	logprobs int
 	json     bool
@@ -54,6 +56,7 @@ func (g *generation) flags() *flags {
 	f.integer(&g.tokens, "n,predict,n-predict,max-new-tokens", 128, "most `tokens` to add to a text")
 	f.integer(&g.samples, "n-samples", 1, "`texts` of each prompt, which is read once")
 	f.stops(&g.stops)
+	f.text(&g.schema, "json-schema", "", "`file` with a JSON schema of the continuations; - is standard input. The prompt does not tell the model of the schema")
 	f.is(&g.parse, "parse-special", "names of special tokens in prompts, such as </s>, are these tokens")
 	f.is(&g.special, "sp,special", showSpecial)
 	f.integer(&g.draft, "draft,draft-n", 0, "most `tokens` to guess from what a text repeats, and to check in one step; 0: none")
@@ -107,6 +110,8 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 		return usagef("-n-samples is %d, less than 1", g.samples)
 	case g.logprobs > 0 && !g.json:
 		return usagef("-logprobs is for -json")
+	case g.schema != "" && g.stops != nil:
+		return usagef("-stop with -json-schema: a text that ends early is no JSON")
 	}
 	if n := g.standardInputs(); n > 1 {
 		return usagef("- is given %d times, and standard input can be read once", n)
@@ -124,6 +129,12 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	if g.cache != "" && len(g.prompts) > 1 {
 		return usagef("-prompt-cache is for one prompt, and there are %d", len(g.prompts))
 	}
+	schema := ""
+	if g.schema != "" {
+		if schema, err = readText(g.schema, std.in); err != nil {
+			return fmt.Errorf("-json-schema: %w", err)
+		}
+	}
 	model, err := g.model.open()
 	if err != nil {
 		return err
@@ -136,6 +147,7 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	for i, prompt := range g.prompts {
 		texts[fmt.Sprint("prompt ", i+1)] = prompt
 	}
+	texts["schema"] = schema
 	interrupted := ctx
 	if ctx, std, err = g.model.join(ctx, model, together{f, texts}, std); err != nil {
 		return err
@@ -143,6 +155,15 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	requests, err := g.requests(model, std)
 	if err != nil {
 		return err
+	}
+	if g.schema != "" {
+		compiled, err := jsonschema.NewVocabulary(model.Tokenizer(), model.Ends(), requests[0].Sampling.Forbidden...).Compile([]byte(schema))
+		if err != nil {
+			return fmt.Errorf("-json-schema %s: %w", g.schema, err)
+		}
+		for i := range requests {
+			requests[i].Constraint = compiled.Constrain()
+		}
 	}
 	var cache *promptCache
 	if g.cache != "" {
@@ -175,6 +196,9 @@ func (g *generation) standardInputs() (n int) {
 		if f.name == "-" {
 			n++
 		}
+	}
+	if g.schema == "-" {
+		n++
 	}
 	return n
 }

@@ -155,7 +155,7 @@ func TestWrongFlags(t *testing.T) {
 		"-n is 0, less than 1":                     {"generate", "-p", "x", "-n", "0"},
 		"-n-samples is 0":                          {"generate", "-p", "x", "-n-samples", "0"},
 		"-logprobs is for -json":                   {"generate", "-p", "x", "-logprobs", "1"},
-		"none of bf16, f16, f32, int8":             {"generate", "-p", "x", "-weights", "f8"},
+		"none of bf16, f16, f32, int4, int8":       {"generate", "-p", "x", "-weights", "f8"},
 		"-device \"tpu\" is none of":               {"generate", "-p", "x", "-device", "tpu"},
 		"\"x\" is no number of a GPU":              {"generate", "-p", "x", "-device", "gpu:x"},
 		"-keep: not a whole number":                {"generate", "-p", "x", "-keep", "-1"},
@@ -166,6 +166,8 @@ func TestWrongFlags(t *testing.T) {
 		"no text: give a file with -f":             {"perplexity"},
 		"-stride is -1, less than 0":               {"perplexity", "-f", "x", "-stride", "-1"},
 		"-stride is 11, more than the 10 tokens":   {"perplexity", "-f", "main_test.go", "-stride", "11", "-c", "10"},
+		"-stop with -json-schema":                  {"generate", "-p", "x", "-json-schema", "x", "-stop", "y"},
+		"- is given 2 times":                       {"generate", "-f", "-", "-json-schema", "-"},
 		"did you mean -draft?":                     {"generate", "-p", "x", "-draft-tokens", "3"},
 	} {
 		if status, _, err := leanlm(t, "", args...); status != exitUsage || !strings.Contains(err, want) {
@@ -180,6 +182,8 @@ func TestWrongFlags(t *testing.T) {
 		"Options.Context is 5":            {"generate", "-p", "Once upon a time there was a king", "-c", "5"},
 		"the text has 1 tokens":           {"perplexity", "-f", emptyFile(t)},
 		"no token has another one before": {"perplexity", "-f", "main_test.go", "-c", "1"},
+		"-json-schema: open none":         {"generate", "-p", "x", "-json-schema", "none"},
+		"no JSON: EOF":                    {"generate", "-p", "x", "-json-schema", "-"},
 		"Sampling.Temperature":            {"generate", "-p", "x", "-temp", "-1"},
 		"Options.Context is -1":           {"generate", "-p", "x", "-c", "-1"},
 		"Keep is 41, not in [0, 40)":      {"generate", "-p", "x", "-c", "40", "-keep", "40"},
@@ -187,6 +191,25 @@ func TestWrongFlags(t *testing.T) {
 	} {
 		if status, _, err := leanlm(t, "", args...); status != exitError || !strings.Contains(err, want) {
 			t.Errorf("%q: %d, %s, want %s", args, status, err, want)
+		}
+	}
+}
+
+// TestSchema: continuations are JSON of a schema.
+func TestSchema(t *testing.T) {
+	schema := `{"type": "object", "properties": {"kind": {"enum": ["king", "queen"]}, "old": {"type": "boolean"}}, "required": ["kind", "old"]}`
+	status, out, stderr := leanlm(t, schema, "generate", "-p", "Once", "-n-samples", "3", "-temp", "1", "-s", "3", "-json", "-json-schema", "-")
+	var d document
+	if err := json.Unmarshal([]byte(out), &d); status != 0 || err != nil || len(d.Texts) != 3 {
+		t.Fatalf("%d: %v: %s%s", status, err, out, stderr)
+	}
+	for _, text := range d.Texts {
+		var person struct {
+			Kind string
+			Old  *bool
+		}
+		if err := json.Unmarshal([]byte(text.Text), &person); err != nil || person.Kind != "king" && person.Kind != "queen" || person.Old == nil {
+			t.Errorf("%q: %v", text.Text, err)
 		}
 	}
 }

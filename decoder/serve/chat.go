@@ -91,8 +91,9 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	fields["max_completion_tokens"] = within(&most, 1, 1<<31-1)
 	fields["logprobs"] = into(&probabilities)
 	fields["top_logprobs"] = within(&top, 0, mostLogProbs)
-	fields["response_format"] = func(raw json.RawMessage) error {
-		return members{"type": only(`"text"`)}.read(raw, "response_format")
+	fields["response_format"] = func(raw json.RawMessage) (err error) {
+		c.schema, err = s.readFormat(raw)
+		return err
 	}
 	fields["tools"] = func(raw json.RawMessage) (err error) {
 		tools, err = s.readTools(raw)
@@ -112,6 +113,10 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 		return wrong("max_completion_tokens", "max_tokens is given, too")
 	case top > 0 && !probabilities:
 		return wrong("top_logprobs", "logprobs is not true")
+	case c.schema != nil && tools != nil:
+		return wrong("response_format", "tools are given, too, and a call of a tool is no JSON of the format")
+	case c.schema != nil && c.request.Stop != nil:
+		return wrong("stop", "response_format asks for JSON, which a text of stop would cut")
 	}
 	c.request.Tokens = max(c.request.Tokens, most)
 	if probabilities {

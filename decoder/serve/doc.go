@@ -41,10 +41,14 @@
 //	messages                    roles system, developer (as system), user, assistant and tool; content is a text, or parts of texts
 //	max_completion_tokens       as max_tokens
 //	logprobs, top_logprobs
-//	response_format             {"type": "text"}
+//	response_format             {"type": "text"}, {"type": "json_object"} for any object, or {"type": "json_schema", "json_schema": {"name": "...",
+//	                            "schema": {...}}}; package jsonschema has the keywords; not with tools or stop
 //	tools                       functions, if the chat template has a place for them
 //	metadata, store, service_tier, parallel_tool_calls
 //	                            without effect; store may be false, service_tier "auto"
+//
+// An answer with response_format that ends with finish_reason "stop" is JSON that satisfies the schema, for any value of strict. An
+// answer that ends with "length" is the beginning of such JSON. The prompt does not tell the model of the schema.
 //
 // The name of a special token in a prompt or in a message is ordinary text.
 //

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/decoder/jsonschema"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
@@ -28,6 +29,7 @@ type common struct {
 	stream   bool
 	usage    bool // a stream ends with the usage
 	seeded   bool
+	schema   *jsonschema.Schema // of answers; nil: none
 }
 
 func (s *Server) newCommon() *common {
@@ -104,6 +106,9 @@ func (c *common) finish(prompts [][]int) (all []decoder.Request, err error) {
 			r := c.request
 			r.Prompt = p
 			r.Sampling.Seed += uint64(i) // choices of a prompt differ
+			if c.schema != nil {
+				r.Constraint = c.schema.Constrain()
+			}
 			all = append(all, r)
 		}
 	}

@@ -89,6 +89,7 @@ type Server struct {
 	ends       []int           // tokens that end an answer
 	takesTools bool            // the template has a place for tools
 	special    []string        // names of special tokens
+	formats    formats
 	vocab      int
 	began      time.Time
 	keys       [][sha256.Size]byte
@@ -136,6 +137,7 @@ func New(m *decoder.Model, e *decoder.Engine, o Options) (*Server, error) {
 	for _, key := range o.Keys {
 		s.keys = append(s.keys, sha256.Sum256([]byte(key)))
 	}
+	s.formats = s.newFormats()
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	return s, nil
 }

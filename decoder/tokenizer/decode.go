@@ -111,13 +111,7 @@ func (d *Decoder) Add(id int) string {
 // addPart is Add for spellParts.
 func (d *Decoder) addPart(token string) string {
 	s := &d.t.spelling
-	for _, r := range s.replace {
-		if r.pattern == nil {
-			token = strings.ReplaceAll(token, r.from, r.by)
-		} else if changed, _, err := replace(r.pattern.scan, r.by)(token); err == nil {
-			token = changed
-		}
-	}
+	token = s.part(token)
 	if s.byteTokens {
 		if b, ok := byteToken(token); ok {
 			d.bytes = append(d.bytes, b)
@@ -130,6 +124,68 @@ func (d *Decoder) addPart(token string) string {
 		token = cutStop(token, s.strip, s.stop)
 	}
 	return text + d.put(token)
+}
+
+// Bytes returns the bytes that a token adds to a text behind other text. ok is false for tokens without bytes: special tokens, ids
+// outside the vocabulary, and tokens whose bytes depend on the text before them.
+func (t *Tokenizer) Bytes(id int) (text []byte, ok bool) {
+	token, ok := t.tokens[id]
+	if !ok || t.special[id] {
+		return nil, false
+	}
+	s := &t.spelling
+	switch s.kind {
+	case spellBytes:
+		if added, ok := t.texts[id]; ok {
+			text = []byte(added)
+		} else {
+			text = appendToken(nil, token)
+		}
+	case spellMeta:
+		if s.metaPrefix && strings.Contains(strings.TrimPrefix(token, s.meta), s.meta) {
+			return nil, false // the first token of a text has no spaces
+		}
+		text = []byte(strings.ReplaceAll(token, s.meta, " "))
+	case spellRaw:
+		if raw, ok := s.raw[id]; ok {
+			token = raw
+		}
+		text = []byte(token)
+	case spellPieces:
+		if b, ok := s.bytes[id]; ok {
+			return []byte{b}, true
+		}
+		switch {
+		case id == t.unk && s.unkText != "":
+			text = []byte(s.unkText)
+		case s.literal[id]:
+			text = []byte(token)
+		default:
+			text = []byte(strings.ReplaceAll(token, underline, " "))
+		}
+	default:
+		token = s.part(token)
+		if b, ok := byteToken(token); ok && s.byteTokens {
+			return []byte{b}, true
+		}
+		if s.strip != 0 && s.each {
+			token = cutStop(cutStart(token, s.strip, s.start), s.strip, s.stop)
+		}
+		text = []byte(token)
+	}
+	return text, len(text) > 0
+}
+
+// part returns the replaced text of a token; spellParts.
+func (s *spelling) part(token string) string {
+	for _, r := range s.replace {
+		if r.pattern == nil {
+			token = strings.ReplaceAll(token, r.from, r.by)
+		} else if changed, _, err := replace(r.pattern.scan, r.by)(token); err == nil {
+			token = changed
+		}
+	}
+	return token
 }
 
 // endBytes ends a run of byte tokens and returns the text. If the run is not valid UTF-8, each byte is U+FFFD.

@@ -28,6 +28,9 @@ var weightTypes = [weight.Formats]tensor.Dtype{
 	weight.Q4_K:     {Type: reflect.TypeFor[Q4_K]()},
 	weight.Q5_K:     {Type: reflect.TypeFor[Q5_K]()},
 	weight.Q6_K:     {Type: reflect.TypeFor[Q6_K]()},
+	weight.Int4_32:  {Type: reflect.TypeFor[Int4_32]()},
+	weight.Int4_64:  {Type: reflect.TypeFor[Int4_64]()},
+	weight.Int4_128: {Type: reflect.TypeFor[Int4_128]()},
 }
 
 // The types that stand for formats in blocks. Gorgonia never has a tensor of them.
@@ -40,6 +43,10 @@ type (
 	Q4_K struct{}
 	Q5_K struct{}
 	Q6_K struct{}
+
+	Int4_32  struct{}
+	Int4_64  struct{}
+	Int4_128 struct{}
 )
 
 // WeightType returns the element type of a node whose value has a format.
@@ -68,13 +75,19 @@ type Weight struct {
 	Of       weight.Format
 	Elements G.Value // (rows, columns); of a format in blocks (rows, bytes of a row), of uint8
 	Scales   G.Value // (rows), float32; nil: the format has no scales
+	Order    []int32 // see weight.Matrix; nil: columns are in order
 
 	shape tensor.Shape // nil: that of Elements
 }
 
-// NewBlocks returns the weight of rows in blocks. data is kept.
-func NewBlocks(of weight.Format, data []byte, rows, columns int) *Weight {
-	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, of.Size(columns)), tensor.WithBacking(data)), shape: tensor.Shape{rows, columns}}
+// NewBlocks returns the weight of rows in blocks. data and order are kept.
+func NewBlocks(of weight.Format, data []byte, rows, columns int, order []int32) *Weight {
+	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, of.Size(columns)), tensor.WithBacking(data)), Order: order, shape: tensor.Shape{rows, columns}}
+}
+
+// NewScaled returns the weight of rows of elements of a byte, with a scale for each row. data and scales are kept.
+func NewScaled(of weight.Format, data []byte, scales []float32, rows, columns int) *Weight {
+	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(data)), Scales: tensor.New(tensor.WithShape(rows), tensor.WithBacking(scales))}
 }
 
 // WeightOf returns the weight of a value: a *Weight, or a tensor whose type stands for a format without scales.
@@ -103,7 +116,7 @@ func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 	if !ok || !t.IsNativelyAccessible() {
 		return m, errs.Errorf(op, errs.ErrUnsupported, "%s is a %T, want a *tensor.Dense in host memory", name, w.Elements)
 	}
-	m = weight.Matrix{Format: w.Of, Len: w.Shape().TotalSize()}
+	m = weight.Matrix{Format: w.Of, Len: w.Shape().TotalSize(), Order: w.Order}
 	switch int(t.Dtype().Size()) {
 	case 1:
 		m.Ptr = pointer(dense.Elements[uint8](t))

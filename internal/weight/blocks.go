@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/half"
 )
@@ -50,6 +51,8 @@ func Unpack(f Format, q []int8, scales, minima []float32, src []byte) {
 		unpackQ5_K(q, scales, minima, src)
 	case Q6_K:
 		unpackQ6_K(q, scales, src)
+	case Int4_32, Int4_64, Int4_128:
+		unpackInt4(f, q, scales, src)
 	default:
 		panic(fmt.Sprintf("blocks of %v", f))
 	}
@@ -199,6 +202,17 @@ func unpackQ6_K(q []int8, scales []float32, src []byte) {
 			}
 		}
 	}
+}
+
+// Round writes a row in a format of fewer than 16 bits. ok is false if the format lacks one of the numbers.
+func Round(f Format, dst []byte, x []float32) (scale float32, ok bool) {
+	switch f {
+	case Int8:
+		return RoundInt8(unsafe.Slice((*int8)(unsafe.Pointer(unsafe.SliceData(dst))), len(dst)), x)
+	case Int4_32, Int4_64, Int4_128:
+		return 1, RoundInt4(f, dst, x)
+	}
+	panic(fmt.Sprintf("rounding to %v", f))
 }
 
 // RoundInt8 writes x as signed bytes of one scale: the integers nearest to x / scale, ties to even, with the scale max |x| / 127. If

@@ -47,6 +47,10 @@ func element(f Format, b []byte, i int) float64 {
 		high := b[128+32*half+i%32] >> (2 * of) & 3
 		return number(208) * float64(int8(b[192+i/16])) * (float64(low) + 16*float64(high) - 32)
 	}
+	if bytes := map[Format]int{Int4_32: 19, Int4_64: 35, Int4_128: 67}[f]; bytes == len(b) {
+		run := b[3+i/32*16:]
+		return number(0) * (float64(run[i%16]>>(i%32/16*4)&15) - float64(int8(b[2])))
+	}
 	panic(f.String())
 }
 
@@ -54,7 +58,7 @@ func element(f Format, b []byte, i int) float64 {
 var oddScales = []uint16{0, 1 << 15, 1, 0x83ff, 0x400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01}
 
 // factors are the offsets of the 16-bit numbers in a block.
-var factors = map[Format][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}, Q4_K: {0, 2}, Q5_K: {0, 2}, Q6_K: {208}}
+var factors = map[Format][]int{Q8_0: {0}, Q4_0: {0}, Q4_1: {0, 2}, Q5_0: {0}, Q5_1: {0, 2}, Q4_K: {0, 2}, Q5_K: {0, 2}, Q6_K: {208}, Int4_32: {0}, Int4_64: {0}, Int4_128: {0}}
 
 func formatsInBlocks() (all []Format) {
 	for f := range Format(Formats) {
@@ -86,6 +90,9 @@ func TestBlocks(t *testing.T) {
 					}
 					src[b*f.Bytes()+at], src[b*f.Bytes()+at+1] = byte(x), byte(x>>8)
 				}
+			}
+			for at := 2; f >= Int4_32 && f <= Int4_128 && at < len(src); at += f.Bytes() {
+				src[at] %= MaxInt4Zero + 1
 			}
 			got := make([]float32, blocks*f.Block())
 			Decode(f, got, unsafe.Pointer(&src[0]))
@@ -133,5 +140,55 @@ func TestRoundInt8(t *testing.T) {
 	}
 	if scale, ok := RoundInt8(make([]int8, 2), []float32{0, 0}); !ok || scale != 0 {
 		t.Errorf("zeros have the scale %v, %v", scale, ok)
+	}
+}
+
+// TestRoundInt4: rounding has an error of at most that of the largest scale, whose elements are within half a step, and what is not
+// finite is an error.
+func TestRoundInt4(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, f := range []Format{Int4_32, Int4_64, Int4_128} {
+		for try := range 200 {
+			groups := 1 + rng.IntN(3)
+			x, q := make([]float32, groups*f.Block()), make([]byte, groups*f.Bytes())
+			size := float32(math.Exp2(float64(rng.IntN(20) - 12)))
+			for i := range x {
+				if x[i] = float32(rng.NormFloat64()) * size; rng.IntN(50) == 0 {
+					x[i] *= 20
+				}
+				if try%5 == 0 { // a group may have one sign
+					x[i] = -float32(math.Abs(float64(x[i])))
+				}
+			}
+			if try%7 == 0 {
+				clear(x[:f.Block()])
+			}
+			if scale, ok := Round(f, q, x); scale != 1 || !ok {
+				t.Fatalf("%v of %v: %v, %v", f, x, scale, ok)
+			}
+			if at, zero := f.BadZero(q); at >= 0 {
+				t.Fatalf("%v: block %d has the zero %d", f, at, zero)
+			}
+			got := make([]float32, len(x))
+			Decode(f, got, unsafe.Pointer(&q[0]))
+			for g := range groups {
+				least, most, sum := 0.0, 0.0, 0.0
+				for i := g * f.Block(); i < (g+1)*f.Block(); i++ {
+					least, most = min(least, float64(x[i])), max(most, float64(x[i]))
+					sum += math.Pow(float64(got[i]-x[i]), 2)
+				}
+				step := (most - least) / 15
+				if bound := float64(f.Block()) * math.Pow(step/2*1.01+step*0.5, 2); sum > bound { // of the integer, and of the zero
+					t.Fatalf("%v: the squared error is %v of %v, want at most %v", f, sum, x, bound)
+				}
+			}
+		}
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), math.MaxFloat32} {
+			x := make([]float32, f.Block())
+			x[rng.IntN(len(x))] = bad
+			if _, ok := Round(f, make([]byte, f.Bytes()), x); ok {
+				t.Errorf("%v: %v was rounded", f, bad)
+			}
+		}
 	}
 }

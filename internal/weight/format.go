@@ -31,6 +31,11 @@ const (
 	Q5_K
 	Q6_K
 
+	// Groups of integers of 4 bits: see int4.go.
+	Int4_32
+	Int4_64
+	Int4_128
+
 	Formats = iota // how many there are
 )
 
@@ -58,6 +63,9 @@ var formats = [Formats]struct {
 	Q4_K:     {name: "Q4_K", bytes: 2 + 2 + 12 + 128, sums: attn.Float32, blocks: layout{elements: 256, run: 32, minima: true}},
 	Q5_K:     {name: "Q5_K", bytes: 2 + 2 + 12 + 32 + 128, sums: attn.Float32, blocks: layout{elements: 256, run: 32, minima: true}},
 	Q6_K:     {name: "Q6_K", bytes: 128 + 64 + 16 + 2, sums: attn.Float32, blocks: layout{elements: 256, run: 16}},
+	Int4_32:  {name: "int4_32", bytes: 2 + 1 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
+	Int4_64:  {name: "int4_64", bytes: 2 + 1 + 32, sums: attn.Float32, blocks: layout{elements: 64, run: 32}},
+	Int4_128: {name: "int4_128", bytes: 2 + 1 + 64, sums: attn.Float32, blocks: layout{elements: 128, run: 32}},
 }
 
 // Decode converts elements at src to float32, without the scales of rows. Decode is for formats whose sums are float32. Of a format in
@@ -145,6 +153,10 @@ type Matrix struct {
 	Len    int            // elements
 
 	Scales []float32 // a factor of each row; nil: there are none
+
+	// Order has the column of the matrix for each element of a row: element i of each row is the weight of x[Order[i]]. It has every
+	// column once. nil: elements are in the order of the columns.
+	Order []int32
 }
 
 // At returns a pointer to element i, which begins a block.
@@ -152,7 +164,7 @@ func (m *Matrix) At(i int) unsafe.Pointer { return unsafe.Add(m.Ptr, m.Format.Si
 
 // Rows returns n rows of so many columns, from one row on.
 func (m *Matrix) Rows(from, n, columns int) Matrix {
-	rows := Matrix{Format: m.Format, Ptr: m.At(from * columns), Len: n * columns}
+	rows := Matrix{Format: m.Format, Ptr: m.At(from * columns), Len: n * columns, Order: m.Order}
 	if m.Scales != nil {
 		rows.Scales = m.Scales[from:][:n]
 	}
@@ -173,6 +185,8 @@ func (m *Matrix) Check(op, name string) error {
 		return attn.Errorf(op, attn.ErrShape, "%s at %v is not aligned to its %d-byte elements", name, m.Ptr, size)
 	case m.Len > 0 && m.Format.HasScales() && m.Scales == nil:
 		return attn.Errorf(op, attn.ErrShape, "%s is of %v and has no scales", name, m.Format)
+	case m.Order != nil && m.Format.Block() == 1:
+		return attn.Errorf(op, attn.ErrUnsupported, "%s is of %v and has an order of columns, which is for formats in blocks", name, m.Format)
 	case m.Scales != nil && m.Format.Sums() != attn.Float32:
 		return attn.Errorf(op, attn.ErrUnsupported, "%s is of %v and has scales, which are for sums of float32", name, m.Format)
 	}

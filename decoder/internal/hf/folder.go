@@ -76,7 +76,7 @@ func (f *Folder) Adapter() (a *Folder, err error) {
 func (f *Folder) Weights() []Weight {
 	all := make([]Weight, 0, len(f.weights))
 	for _, name := range slices.Sorted(maps.Keys(f.weights)) {
-		all = append(all, Weight{name, slices.Clone(f.weights[name].shape)})
+		all = append(all, Weight{Name: name, Shape: slices.Clone(f.weights[name].shape)})
 	}
 	return all
 }
@@ -203,10 +203,12 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	return nil
 }
 
-// Weight is the name and the shape of a weight of a model.
+// Weight is the name and the shape of a weight of a model, and the element types that it may have, as safetensors names them; nil: F32,
+// F16 and BF16.
 type Weight struct {
 	Name  string
 	Shape []int
+	Types []string
 }
 
 // Tie makes a and b one weight. If the folder has only one of them, that weight serves both names. If the folder has
@@ -267,8 +269,11 @@ func (f *Folder) Check(weights iter.Seq[Weight], tied ...string) error {
 			return err
 		}
 		used[w.Name], used[canonical(e.name)] = true, true
-		if !e.dtype.widens() {
-			return fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+		if types := w.Types; types == nil && !e.dtype.widens() || types != nil && !slices.Contains(types, string(e.dtype)) {
+			if types == nil {
+				types = []string{"F32, F16 or BF16"}
+			}
+			return fail(ErrUnsupported, e.file, "weight %s is %s, not %s", quote(e.name), e.dtype, strings.Join(types, " or "))
 		}
 		if total += e.bytes(); total > maxViews*f.size {
 			return fail(ErrUnsupported, e.file, "weights up to %s are views of one another: they come to more than %d times the %d bytes of the files", quote(e.name), maxViews, f.size)
@@ -312,6 +317,42 @@ func (f *Folder) DType(name string) (tensor.Dtype, bool) {
 	e, _ := f.entry(name)
 	t, ok := map[dtype]tensor.Dtype{f32: tensor.Float32, f16: la.Float16, bf16: la.BFloat16}[e.dtype]
 	return t, ok
+}
+
+// Stored returns the shape of the tensor with the given canonical name, and its element type as safetensors names it; "": the folder has
+// no such tensor.
+func (f *Folder) Stored(name string) (dtype string, shape []int) {
+	e, _ := f.entry(name)
+	return string(e.dtype), e.shape
+}
+
+// Bytes returns the elements of the tensor with the given canonical name and shape, of any type, as the file has them: in row-major
+// order, little endian. The bytes are in dst if it is large enough. Errors are those of Tensor.
+func (f *Folder) Bytes(dst []byte, name string, shape []int) ([]byte, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.closed {
+		return nil, fail(ErrClosed, f.dir, "weight %s was asked for", quote(name))
+	}
+	e, err := f.find(name, shape)
+	if err != nil {
+		return nil, err
+	}
+	if e.stride != nil {
+		return nil, fail(ErrUnsupported, e.file, "weight %s is not in row-major order", quote(e.name))
+	}
+	data := e.data[:e.bytes()]
+	if cap(dst) < len(data) {
+		dst = make([]byte, len(data))
+	}
+	dst = dst[:len(data)]
+	if at, mapped := e.in.offset(data); mapped {
+		return dst, shares(len(dst), func(from, to int) error { return e.in.readAt(dst[from:to], at+int64(from)) })
+	}
+	return dst, reading(e.file, func() error {
+		copy(dst, data)
+		return nil
+	})
 }
 
 // Tensor returns the tensor with the given canonical name and shape, in its stored type: F32 as float32, F16 as

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -430,5 +431,66 @@ func TestOpenMemory(t *testing.T) {
 	})
 	if n > 1<<20 {
 		t.Errorf("Open allocated %d bytes", n)
+	}
+}
+
+// TestBytes: a tensor of any type is read as the file has it, and its type and shape are known.
+func TestBytes(t *testing.T) {
+	header := `{"a":{"dtype":"I32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[24,28]}}`
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	for i := range 28 {
+		file = append(file, byte(i+1))
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), file, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	mapped, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inMemory, err := OpenFS("memory", os.DirFS(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []*Folder{mapped, inMemory} {
+		if err := f.OpenWeights(); err != nil {
+			t.Fatal(err)
+		}
+		if d, shape := f.Stored("a"); d != "I32" || !slices.Equal(shape, []int{2, 3}) {
+			t.Errorf("a is %s of %v", d, shape)
+		}
+		if d, _ := f.Stored("c"); d != "" {
+			t.Errorf("c is %s", d)
+		}
+		buffer := make([]byte, 30)
+		for name, c := range map[string]struct {
+			shape []int
+			want  []byte
+		}{"a": {[]int{2, 3}, file[8+len(header):][:24]}, "b": {[]int{4}, file[8+len(header)+24:]}} {
+			for _, to := range [][]byte{nil, buffer} {
+				got, err := f.Bytes(to, name, c.shape)
+				if err != nil || !slices.Equal(got, c.want) || to != nil && &got[0] != &to[0] {
+					t.Errorf("%s is %v, %v", name, got, err)
+				}
+			}
+			if _, err := f.Bytes(nil, name, []int{24}); !errors.Is(err, ErrShape) {
+				t.Errorf("%s with another shape: %v", name, err)
+			}
+		}
+		one, two := Weight{Name: "a", Shape: []int{2, 3}, Types: []string{"I32", "U32"}}, Weight{Name: "b", Shape: []int{4}, Types: []string{"F8_E4M3"}}
+		if err := f.Check(slices.Values([]Weight{one, two})); err != nil {
+			t.Error(err)
+		}
+		two.Types = one.Types
+		if err := f.Check(slices.Values([]Weight{one, two})); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "not I32 or U32") {
+			t.Error(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := f.Bytes(nil, "a", []int{2, 3}); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
 	}
 }

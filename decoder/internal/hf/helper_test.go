@@ -64,7 +64,7 @@ func tiny(t testing.TB) (config []byte, weights []Weight, values map[string][]fl
 
 // optWeights are the weights of the decoder of testdata, an OPT with a tied head.
 var optWeights = func() (all []Weight) {
-	add := func(name string, shape ...int) { all = append(all, Weight{name, shape}) }
+	add := func(name string, shape ...int) { all = append(all, Weight{Name: name, Shape: shape}) }
 	linear := func(name string, out, in int) {
 		add(name+".weight", out, in)
 		add(name+".bias", out)
@@ -113,7 +113,7 @@ func checked(f *Folder, err error) (*model, error) {
 		err = f.OpenWeights()
 	}
 	if err == nil && strings.Contains(string(data), `"tie_word_embeddings": false`) {
-		m.tied, weights = false, append(slices.Clone(weights), Weight{head, []int{11, 4}})
+		m.tied, weights = false, append(slices.Clone(weights), Weight{Name: head, Shape: []int{11, 4}})
 	}
 	if err == nil && m.tied {
 		err = f.Tie(embedding, head)

@@ -50,7 +50,7 @@ func TestLeftOut(t *testing.T) {
 			shape = []int{11, 4}
 		}
 		values[c.extra] = values[c.values]
-		all := append(slices.Clone(weights), Weight{c.extra, shape})
+		all := append(slices.Clone(weights), Weight{Name: c.extra, Shape: shape})
 		for _, suffix := range []string{"safetensors", "bin"} {
 			write := func(weights []Weight) []byte {
 				if suffix == "bin" {

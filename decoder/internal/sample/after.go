@@ -27,10 +27,10 @@ func (s *Sampler) LogProbs(logits []float32, id, k int) (of float64, likely []Li
 	}
 	m := pool.Get().(*memory)
 	defer pool.Put(m)
-	if len(s.bias)+len(s.forbidden)+len(s.counts) > 0 {
+	if s.changes() {
 		logits = s.change(m, logits)
 		if best = largest(logits); best < 0 {
-			return 0, nil, fmt.Errorf("sample: %w: all tokens that are not forbidden have -Inf", ErrLogits)
+			return 0, nil, fmt.Errorf("sample: %w: all tokens that are allowed and not forbidden have -Inf", ErrLogits)
 		}
 	}
 	of = math.Inf(-1)

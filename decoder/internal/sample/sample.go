@@ -120,6 +120,7 @@ type Sampler struct {
 	forbidden []int
 	most      int // highest token of the configuration and the text; -1: none
 
+	allowed   []uint64    // see Allow
 	penalized bool        // reports whether a penalty has an effect
 	counts    map[int]int // number of occurrences in the text by token
 	ring      []int       // ring buffer of the last tokens, if LastTokens is not 0
@@ -184,6 +185,10 @@ func (s *Sampler) Accept(tokens ...int) {
 	}
 }
 
+// Allow limits later calls of Next to the tokens of a mask: token i has bit i%64 of element i/64, and tokens behind the mask are left out.
+// nil allows all tokens. The mask must not change during these calls.
+func (s *Sampler) Allow(mask []uint64) { s.allowed = mask }
+
 // memory holds the buffers of a call of Next. Samplers share a pool of buffers, since few of many samplers choose at the same
 // time.
 type memory struct {
@@ -206,7 +211,7 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 	if s.most >= len(logits) {
 		return 0, fmt.Errorf("sample: %w: token %d of the text or of the configuration, and there are %d logits", ErrConfig, s.most, len(logits))
 	}
-	changes := len(s.bias)+len(s.forbidden)+len(s.counts) > 0
+	changes := s.changes()
 	if !changes && s.config.Temperature == 0 {
 		return best, nil
 	}
@@ -215,7 +220,7 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 	if changes {
 		logits = s.change(m, logits)
 		if best = largest(logits); best < 0 {
-			return 0, fmt.Errorf("sample: %w: all tokens that are not forbidden have -Inf", ErrLogits)
+			return 0, fmt.Errorf("sample: %w: all tokens that are allowed and not forbidden have -Inf", ErrLogits)
 		}
 		if s.config.Temperature == 0 {
 			return best, nil
@@ -233,7 +238,7 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 // chosen token is the first one, in the order of ids, at which the sum of probabilities exceeds the number.
 func (s *Sampler) Draw() float64 { return s.random.Float64() }
 
-// change returns the logits with bias and penalties, and with -Inf for forbidden tokens.
+// change returns the logits with bias and penalties, and with -Inf for tokens that are forbidden or not allowed.
 func (s *Sampler) change(m *memory, logits []float32) []float32 {
 	m.logits = append(m.logits[:0], logits...)
 	for _, b := range s.bias {
@@ -249,10 +254,34 @@ func (s *Sampler) change(m *memory, logits []float32) []float32 {
 		}
 		m.logits[id] = finite(old, x-(s.config.PresencePenalty+float64(n)*s.config.FrequencyPenalty))
 	}
+	none := float32(math.Inf(-1))
 	for _, id := range s.forbidden {
-		m.logits[id] = float32(math.Inf(-1))
+		m.logits[id] = none
+	}
+	if s.allowed == nil {
+		return m.logits
+	}
+	for at := 0; at < len(m.logits); at += 64 {
+		word := uint64(0)
+		if at/64 < len(s.allowed) {
+			word = s.allowed[at/64]
+		}
+		if word == math.MaxUint64 {
+			continue
+		}
+		part := m.logits[at:min(at+64, len(m.logits))]
+		for i := range part {
+			if word>>i&1 == 0 {
+				part[i] = none
+			}
+		}
 	}
 	return m.logits
+}
+
+// changes reports whether change has an effect.
+func (s *Sampler) changes() bool {
+	return s.allowed != nil || len(s.bias)+len(s.forbidden)+len(s.counts) > 0
 }
 
 // finite returns the new value x of a logit, clamped to finite numbers. If the old value is -Inf, finite returns -Inf.

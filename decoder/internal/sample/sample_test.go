@@ -378,3 +378,40 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestAllow: tokens that a mask leaves out are as forbidden, and a mask that is too short leaves out the others.
+func TestAllow(t *testing.T) {
+	r := rand.New(rand.NewPCG(12, rand.Uint64()))
+	for range 300 {
+		n := 1 + r.IntN(300)
+		logits, mask := make([]float32, n), make([]uint64, r.IntN(n/64+2))
+		for i := range mask {
+			mask[i] = [...]uint64{0, math.MaxUint64, r.Uint64(), 1 << r.IntN(64)}[r.IntN(4)]
+		}
+		var out []int
+		for i := range logits {
+			logits[i] = float32(r.NormFloat64())
+			if i/64 >= len(mask) || mask[i/64]>>(i%64)&1 == 0 {
+				out = append(out, i)
+			}
+		}
+		c := Config{Temperature: float64(r.IntN(2)), TopK: 50 * r.IntN(2), PresencePenalty: float64(r.IntN(2)), LogitBias: map[int]float64{r.IntN(n): 3}, Seed: r.Uint64()}
+		s := mustNew(t, c)
+		s.Allow(mask)
+		c.Forbidden = out
+		other := mustNew(t, c)
+		for range 5 {
+			got, err := s.Next(logits)
+			want, e := other.Next(logits)
+			if got != want || (err == nil) != (e == nil) || (err != nil) != (len(out) == n) {
+				t.Fatalf("%+v: token %d, %v; want %d, %v", c, got, err, want, e)
+			}
+			s.Accept(got)
+			other.Accept(want)
+		}
+		s.Allow(nil)
+		if _, err := s.Next(logits); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -217,6 +217,51 @@ func unpackQ6KAVX2(a *unpackArgs)
 //go:noescape
 func unpackQ6KAVX512(a *unpackArgs)
 
+// unpackI4x32AVX2 makes groups of rows of INT4 in groups of 32. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackI4x32AVX2(a *unpackArgs)
+
+// unpackI4x32AVX512 makes groups of rows of INT4 in groups of 32. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackI4x32AVX512(a *unpackArgs)
+
+// rowI4x32AVX512 computes what oneGo computes, with the same bits, for rows of INT4 in groups of 32.
+//
+//go:noescape
+func rowI4x32AVX512(a *blockRowArgs)
+
+// unpackI4x64AVX2 makes groups of rows of INT4 in groups of 64. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackI4x64AVX2(a *unpackArgs)
+
+// unpackI4x64AVX512 makes groups of rows of INT4 in groups of 64. Scales are 0 in blocks behind the end of a row.
+//
+//go:noescape
+func unpackI4x64AVX512(a *unpackArgs)
+
+// rowI4x64AVX512 is rowI4x32Go for groups of 64.
+//
+//go:noescape
+func rowI4x64AVX512(a *blockRowArgs)
+
+// unpackI4x128AVX2 makes groups of rows of INT4 in groups of 128.
+//
+//go:noescape
+func unpackI4x128AVX2(a *unpackArgs)
+
+// unpackI4x128AVX512 makes groups of rows of INT4 in groups of 128.
+//
+//go:noescape
+func unpackI4x128AVX512(a *unpackArgs)
+
+// rowI4x128AVX512 is rowI4x32Go for groups of 128.
+//
+//go:noescape
+func rowI4x128AVX512(a *blockRowArgs)
+
 // unpackQ41AVX2 makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
 //
 //go:noescape

@@ -47,12 +47,14 @@ var blocksGo = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8Go, weight.Q8_0: unpackQ80Go, weight.Q4_0: unpackQ40Go, weight.Q4_1: unpackQ41Go,
 		weight.Q5_0: unpackQ50Go, weight.Q5_1: unpackQ51Go, weight.Q4_K: unpackQ4KGo, weight.Q5_K: unpackQ5KGo, weight.Q6_K: unpackQ6KGo,
+		weight.Int4_32: unpackI4x32Go, weight.Int4_64: unpackI4x64Go, weight.Int4_128: unpackI4x128Go,
 	},
 	round:  roundGo,
 	expand: [blockKinds]func(*expandArgs){expandGo, expandMinimaGo, expandHalvesGo},
 	one:    [blockKinds]func(*groupArgs){oneGo, oneMinimaGo, oneHalvesGo},
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8Go, weight.Q8_0: rowQ80Go, weight.Q4_0: rowQ40Go, weight.Q4_1: rowQ41Go,
+		weight.Int4_32: rowI4x32Go, weight.Int4_64: rowI4x64Go, weight.Int4_128: rowI4x128Go,
 	},
 	many: [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
 	rows: manyGoRows, outs: manyGoOuts,
@@ -114,6 +116,15 @@ func unpackQ5KGo(a *unpackArgs) { unpack(a, weight.Q5_K) }
 
 // unpackQ6KGo makes groups of rows of Q6_K.
 func unpackQ6KGo(a *unpackArgs) { unpack(a, weight.Q6_K) }
+
+// unpackI4x32Go makes groups of rows of INT4 in groups of 32. Scales are 0 in blocks behind the end of a row.
+func unpackI4x32Go(a *unpackArgs) { unpack(a, weight.Int4_32) }
+
+// unpackI4x64Go makes groups of rows of INT4 in groups of 64. Scales are 0 in blocks behind the end of a row.
+func unpackI4x64Go(a *unpackArgs) { unpack(a, weight.Int4_64) }
+
+// unpackI4x128Go makes groups of rows of INT4 in groups of 128.
+func unpackI4x128Go(a *unpackArgs) { unpack(a, weight.Int4_128) }
 
 func unpack(a *unpackArgs, f weight.Format) {
 	var scales [8 * groupBlocks]float32
@@ -252,6 +263,15 @@ func rowQ40Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q4_0) }
 
 // rowQ41Go is oneMinimaGo for rows of Q4_1, with the same bits.
 func rowQ41Go(a *blockRowArgs) { rowOfBlocks(a, weight.Q4_1) }
+
+// rowI4x32Go computes what oneGo computes, with the same bits, for rows of INT4 in groups of 32.
+func rowI4x32Go(a *blockRowArgs) { rowOfBlocks(a, weight.Int4_32) }
+
+// rowI4x64Go is rowI4x32Go for groups of 64.
+func rowI4x64Go(a *blockRowArgs) { rowOfBlocks(a, weight.Int4_64) }
+
+// rowI4x128Go is rowI4x32Go for groups of 128.
+func rowI4x128Go(a *blockRowArgs) { rowOfBlocks(a, weight.Int4_128) }
 
 func rowOfBlocks(a *blockRowArgs, f weight.Format) {
 	const some = 2

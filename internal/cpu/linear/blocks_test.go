@@ -1,6 +1,7 @@
 package linear
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -41,6 +42,9 @@ func newBlockCase(t testing.TB, rng *rand.Rand, f weight.Format, rows, in, out i
 			x := half.FromFloat32(float32(rng.NormFloat64()))
 			blocks[at+k], blocks[at+k+1] = byte(x), byte(x>>8)
 		}
+		if isInt4(f) {
+			blocks[at+2] %= weight.MaxInt4Zero + 1
+		}
 	}
 	own := *decoded
 	c = &own
@@ -67,9 +71,12 @@ func newBlockCase(t testing.TB, rng *rand.Rand, f weight.Format, rows, in, out i
 	return c, decoded
 }
 
+func isInt4(f weight.Format) bool { return f >= weight.Int4_32 && f <= weight.Int4_128 }
+
 // factorsOf are the offsets of the 16-bit numbers in a block.
 var factorsOf = map[weight.Format][]int{weight.Q8_0: {0}, weight.Q4_0: {0}, weight.Q4_1: {0, 2},
-	weight.Q5_0: {0}, weight.Q5_1: {0, 2}, weight.Q4_K: {0, 2}, weight.Q5_K: {0, 2}, weight.Q6_K: {208}}
+	weight.Q5_0: {0}, weight.Q5_1: {0, 2}, weight.Q4_K: {0, 2}, weight.Q5_K: {0, 2}, weight.Q6_K: {208},
+	weight.Int4_32: {0}, weight.Int4_64: {0}, weight.Int4_128: {0}}
 
 // blockWidths returns numbers of elements of a row.
 func blockWidths(f weight.Format) []int {
@@ -295,6 +302,70 @@ func TestBlocksTogether(t *testing.T) {
 						t.Fatalf("%v %v, %d rows, rounded %v: layer %d of 4 has other results than alone", cpu.InUse(), f, rows, round, i)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestBlocksOrder: weights with an order of columns have the bits of the same columns of x in order, also among other layers.
+func TestBlocksOrder(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, f := range blockFormats() {
+		for _, rows := range []int{1, 3, 140} {
+			const in = 256
+			if f.Block() == 1 {
+				continue
+			}
+			var all []Operands[float32]
+			var want [][]float32
+			order := make([]int32, in)
+			for i, from := range rng.Perm(in) {
+				order[i] = int32(from)
+			}
+			for i := range 4 {
+				c, _ := newBlockCase(t, rng, f, rows, in, 13+5*i)
+				t.Cleanup(c.close)
+				c.RoundX = rows != 3
+				if i > 0 {
+					c.X = all[0].X
+				}
+				x := c.X
+				if i < 3 {
+					c.W.Order = order
+					c.X = make([]float32, rows*in)
+					for j := range c.X {
+						c.X[j] = x[j/in*in+int(order[j%in])]
+					}
+				}
+				alone := c.Operands
+				alone.W.Order = nil
+				if err := Run(cpu.Default(), &alone); err != nil {
+					t.Fatal(err)
+				}
+				want = append(want, slices.Clone(c.Y))
+				c.X = x
+				all = append(all, c.Operands)
+				clear(c.Y)
+			}
+			if err := RunAll(cpu.Default(), all); err != nil {
+				t.Fatal(err)
+			}
+			for i, o := range all {
+				if !slices.Equal(o.Y, want[i]) {
+					t.Fatalf("%v %v, %d rows: layer %d of 4 has other results than with columns in order", cpu.InUse(), f, rows, i)
+				}
+			}
+			bad := all[0]
+			bad.W.Order = order[1:]
+			if err := Run(cpu.Default(), &bad); !errors.Is(err, attn.ErrShape) {
+				t.Fatal(err)
+			}
+			if n := cputest.Allocations(20, func() {
+				if err := RunAll(cpu.Default(), all); err != nil {
+					t.Error(err)
+				}
+			}); n > 0 {
+				t.Errorf("%v %v, %d rows: %d allocations", cpu.InUse(), f, rows, n)
 			}
 		}
 	}

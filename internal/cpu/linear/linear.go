@@ -136,13 +136,22 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.W.Format.Size(o.In)
 	l.roundX = o.RoundX
 	l.layers, l.inTurn = l.layers[:0], false
+	l.ordered.begin()
 	for i := range all {
 		o := &all[i]
 		l.inTurn = l.inTurn || waits(all[:i], o)
 		if o.Out > 0 {
-			x, y := o.rows()
+			xRow, y := o.rows()
+			x := unsafe.Pointer(unsafe.SliceData(o.X))
+			if o.W.Order != nil {
+				at, err := l.ordered.of(e, x, xRow*l.size, o.W.Order, o.Rows)
+				if err != nil {
+					return err
+				}
+				x, xRow = at, o.In
+			}
 			l.layers = append(l.layers, linearLayer{
-				x: unsafe.Pointer(unsafe.SliceData(o.X)), xRow: x * l.size, yRow: y * l.size,
+				x: x, xRow: xRow * l.size, yRow: y * l.size,
 				out: o.Out, w: o.W.Ptr, scales: unsafe.Pointer(unsafe.SliceData(o.W.Scales)), y: unsafe.Pointer(unsafe.SliceData(o.Y)), bias: unsafe.Pointer(unsafe.SliceData(o.Bias)),
 				times: unsafe.Pointer(unsafe.SliceData(o.Times)), residual: unsafe.Pointer(unsafe.SliceData(o.Residual)), activation: o.Activation,
 			})
@@ -152,6 +161,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 		return err // the state of its workers is unknown: the run is not reused
 	}
 	clear(l.layers)
+	l.ordered.begin()
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
 		l.workers[i].blocks.forget()
@@ -185,6 +195,9 @@ func (o *Operands[F]) check() error {
 	}
 	if !Has(o.W.Format) {
 		return attn.Errorf(op, attn.ErrUnsupported, "the weights are of %v, and the CPU has kernels for %s: convert the weights", o.W.Format, weight.Names(Has))
+	}
+	if n := len(o.W.Order); o.W.Order != nil && n != o.In {
+		return attn.Errorf(op, attn.ErrShape, "the weights have an order of %d columns, want %d", n, o.In)
 	}
 	if o.W.Scales != nil && len(o.W.Scales) < o.Out {
 		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)

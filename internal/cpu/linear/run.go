@@ -81,6 +81,9 @@ type linearRun struct {
 	// Weights of at most 8 bits: see blocks.go.
 	blocks blockRun
 
+	// Weights whose columns have an order: see order.go.
+	ordered orderRun
+
 	// Many rows, in tiles: see tiles.go.
 	tiles         *matmul.Set
 	way           *matmul.Way

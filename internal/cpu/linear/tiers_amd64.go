@@ -32,6 +32,7 @@ var blocksAVX2 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX2, weight.Q8_0: unpackQ80AVX2, weight.Q4_0: unpackQ40AVX2, weight.Q4_1: unpackQ41AVX2,
 		weight.Q5_0: unpackQ50AVX2, weight.Q5_1: unpackQ51AVX2, weight.Q4_K: unpackQ4KAVX2, weight.Q5_K: unpackQ5KAVX2, weight.Q6_K: unpackQ6KAVX2,
+		weight.Int4_32: unpackI4x32AVX2, weight.Int4_64: unpackI4x64AVX2, weight.Int4_128: unpackI4x128AVX2,
 	},
 	round:  roundAVX2,
 	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2, expandHalvesAVX2},
@@ -45,9 +46,11 @@ var blocksAVX512 = blockKernels{
 	unpack: [weight.Formats]func(*unpackArgs){
 		weight.Int8: unpackI8AVX512, weight.Q8_0: unpackQ80AVX512, weight.Q4_0: unpackQ40AVX512, weight.Q4_1: unpackQ41AVX512,
 		weight.Q5_0: unpackQ50AVX512, weight.Q5_1: unpackQ51AVX512, weight.Q4_K: unpackQ4KAVX512, weight.Q5_K: unpackQ5KAVX512, weight.Q6_K: unpackQ6KAVX512,
+		weight.Int4_32: unpackI4x32AVX512, weight.Int4_64: unpackI4x64AVX512, weight.Int4_128: unpackI4x128AVX512,
 	},
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8AVX512, weight.Q8_0: rowQ80AVX512, weight.Q4_0: rowQ40AVX512, weight.Q4_1: rowQ41AVX512,
+		weight.Int4_32: rowI4x32AVX512, weight.Int4_64: rowI4x64AVX512, weight.Int4_128: rowI4x128AVX512,
 	},
 	round:  roundAVX512,
 	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512, expandHalvesAVX512},

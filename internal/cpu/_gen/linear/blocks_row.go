@@ -47,10 +47,7 @@ func (f blockFormat) rowAVX512(g *gen) {
 	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
 	sums := g.vecs(4)
 	x, left := g.GP64(), g.GP64()
-	size := 4 * f.bytes
-	if f.elements == 1 {
-		size = 128
-	}
+	size := f.groupBytes()
 	group := func(rest bool) {
 		low, high, xScale := g.ZMM(), g.ZMM(), g.ZMM()
 		g.VMOVDQU32(Mem{Base: x}, low)

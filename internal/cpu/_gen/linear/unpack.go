@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -32,6 +34,9 @@ var blockFormats = []blockFormat{
 	{name: "Q4K", elements: 256, bytes: 144, minima: true, super: (*unpacker).superQ4K},
 	{name: "Q5K", elements: 256, bytes: 176, minima: true, super: (*unpacker).superQ5K},
 	{name: "Q6K", elements: 256, bytes: 210, super: (*unpacker).superQ6K},
+	{name: "I4x32", elements: 32, bytes: 19, block: (*unpacker).blockI4, group: (*unpacker).groupI4},
+	{name: "I4x64", elements: 64, bytes: 35, block: (*unpacker).blockI4, group: (*unpacker).groupI4},
+	{name: "I4x128", elements: 128, bytes: 67, block: (*unpacker).blockI4, group: (*unpacker).groupI4},
 	{name: "Q41", elements: 32, bytes: 20, minima: true, block: (*unpacker).blockQ41, group: (*unpacker).groupQ41},
 }
 
@@ -50,6 +55,12 @@ type unpacker struct {
 
 	fetch, fetchStep reg.GPVirtual
 }
+
+// groupBytes returns the bytes of a group.
+func (f blockFormat) groupBytes() int { return 128 / f.elements * f.bytes }
+
+// int4 reports whether blocks have a zero each.
+func (f blockFormat) int4() bool { return strings.HasPrefix(f.name, "I4x") }
 
 func (f blockFormat) begin(g *gen, set isa) (u *unpacker) {
 	g.kernel("unpack"+f.name, set, blockSource, "unpack"+f.name+"Go", args)
@@ -148,7 +159,9 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 	u.narrow = true
 	u.bytes(15)
 	u.bytes(u.bias(0))
-	u.bytes(u.bias(8))
+	if !f.int4() {
+		u.bytes(u.bias(8))
+	}
 	if f.name == "Q50" || f.name == "Q51" {
 		u.bytes(16)
 		u.bytes(u.bias(16))
@@ -161,7 +174,7 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 	u.rows(func(from, to reg.GPVirtual) {
 		g.MOVQ(n, left)
 		g.Label("group")
-		u.prefetchLines(u.fetch, u.fetchStep, 4*f.bytes)
+		u.prefetchLines(u.fetch, u.fetchStep, f.groupBytes())
 		for b := range 4 {
 			if b > 0 {
 				g.TESTQ(left, left)
@@ -170,7 +183,7 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 			f.block(u, from, to, b)
 			g.DECQ(left)
 		}
-		g.ADDQ(U32(uint32(4*f.bytes)), from)
+		g.ADDQ(U32(uint32(f.groupBytes())), from)
 		g.ADDQ(U32(wSize), to)
 		g.TESTQ(left, left)
 		g.JNZ(LabelRef("group"))
@@ -204,9 +217,8 @@ func (f blockFormat) unpackAVX512(g *gen) {
 	g.ANDQ(Imm(127), rest)
 	u.prepareRest(rest)
 	u.groupConstants()
-	size := 4 * f.bytes
+	size := f.groupBytes()
 	if f.elements == 1 {
-		size = 128
 		u.indices("one", 32, []int{0x3f800000, 0x3f800000, 0x3f800000, 0x3f800000})
 	}
 	if f.minima {
@@ -388,6 +400,11 @@ func (u *unpacker) groupConstants() {
 	case "Q80":
 		u.bytes(128)
 		return
+	case "I4x32", "I4x64", "I4x128":
+		u.bytes(15)
+		u.bytes(128)
+		u.headsI4()
+		return
 	case "Q40":
 		u.nibblesQ40()
 		u.scalesQ40()
@@ -507,6 +524,93 @@ func (u *unpacker) groupQ80(from reg.GPVirtual, rest bool) (q quad) {
 	return q
 }
 
+// blockI4 unpacks 32 elements of a block of INT4.
+func (u *unpacker) blockI4(from, to reg.GPVirtual, b int) {
+	runs := u.elements / 32
+	at := b / runs * u.blockFormat.bytes
+	low, high := u.nibbles(Mem{Base: from, Disp: at + 3 + 16*(b%runs)})
+	zero := u.XMM()
+	u.VPBROADCASTB(Mem{Base: from, Disp: at + 2}, zero)
+	u.VPSUBB(zero, u.bytes(u.bias(0)).AsX(), zero)
+	for half, v := range []reg.VecVirtual{low, high} {
+		u.VPADDB(zero, v, v)
+		u.put(v, to, b, half)
+	}
+	u.scale(Mem{Base: from, Disp: at}, to, b)
+}
+
+// headsI4 returns indices of bytes in the first words of the blocks of a group: those of the scales of 32 elements each, and the zero
+// of each byte.
+func (u *unpacker) headsI4() (scales, zeros reg.VecVirtual) {
+	var s, z []int
+	for b := range 4 {
+		at := b / (u.elements / 32) * 4
+		s = append(s, at, at+1)
+		z = append(z, slices.Repeat([]int{at + 2}, 16)...)
+	}
+	return u.indices("scales", 8, s), u.indices("zeros", 8, z)
+}
+
+// groupI4 reads the blocks of INT4 of a group. A group that is not whole is copied before.
+func (u *unpacker) groupI4(from reg.GPVirtual, rest bool) (q quad) {
+	bytes, blocks, runs := u.blockFormat.bytes, 128/u.elements, u.elements/32
+	at := func(b, disp int) Mem {
+		if rest {
+			return u.copied.Offset(bytes*b + disp)
+		}
+		return Mem{Base: from, Disp: bytes*b + disp}
+	}
+	if rest {
+		for b := range blocks - 1 {
+			for r := range runs {
+				v := u.XMM()
+				u.VMOVDQU32(Mem{Base: from, Disp: bytes*b + 3 + 16*r}, v)
+				u.VMOVDQU32(v, at(b, 3+16*r))
+			}
+			head := u.GP32()
+			u.MOVL(Mem{Base: from, Disp: bytes * b}, head)
+			u.MOVL(head, at(b, 0))
+			if b < blocks-2 {
+				u.CMPQ(u.left, Imm(uint64(u.elements*(b+1))))
+				u.JE(LabelRef("copied" + u.suffix))
+			}
+		}
+		u.Label("copied" + u.suffix)
+	}
+	v, heads := u.ZMM(), u.ZMM()
+	u.VMOVD(at(0, 0), heads.AsX())
+	switch blocks {
+	case 1:
+		u.VMOVDQU32(at(0, 3), v)
+	case 2:
+		u.VMOVDQU32(at(0, 3), v.AsY())
+		u.VINSERTI64X4(Imm(1), at(1, 3), v, v)
+	case 4:
+		u.VMOVDQU32(at(0, 3), v.AsX())
+		for b := 1; b < 4; b++ {
+			u.VINSERTI32X4(Imm(uint64(b)), at(b, 3), v, v)
+		}
+	}
+	for b := 1; b < blocks; b++ {
+		u.VPINSRD(Imm(uint64(b)), at(b, 0), heads.AsX(), heads.AsX())
+	}
+	scales, zeros := u.headsI4()
+	d, zero := u.ZMM(), u.ZMM()
+	u.VPSHUFB(scales.AsX(), heads.AsX(), d.AsX())
+	u.VCVTPH2PS(d.AsX(), d.AsX())
+	u.VSHUFI32X4(Imm(0), heads, heads, zero)
+	u.VPSHUFB(zeros, zero, zero)
+	u.VPSUBB(zero, u.bytes(128), zero)
+	q.low, q.high = u.ZMM(), u.ZMM()
+	u.VPANDD(u.bytes(15), v, q.low)
+	u.VPSRLW(Imm(4), v, q.high)
+	u.VPANDD(u.bytes(15), q.high, q.high)
+	u.VPADDB(zero, q.low, q.low)
+	u.VPADDB(zero, q.high, q.high)
+	q.factors, q.stride = d, 1
+	return q
+}
+
 // storeGroup makes a weightGroup.
 func (u *unpacker) storeGroup(q quad, to reg.GPVirtual) {
 	u.VMOVDQU32(q.low, Mem{Base: to})
@@ -526,11 +630,12 @@ func (u *unpacker) storeGroup(q quad, to reg.GPVirtual) {
 
 // prepareRest makes the masks of a group that is not whole, or the memory for a copy.
 func (u *unpacker) prepareRest(rest reg.GPVirtual) {
-	if u.name == "Q80" {
-		u.copied = u.AllocLocal(4*34 + 8)
+	if u.name == "Q80" || u.int4() {
+		size := (u.groupBytes() + 15) / 8 * 8
+		u.copied = u.AllocLocal(size)
 		zero := u.GP64()
 		u.XORQ(zero, zero)
-		for at := 0; at < 4*34+8; at += 8 {
+		for at := 0; at < size; at += 8 {
 			u.MOVQ(zero, u.copied.Offset(at))
 		}
 		return
