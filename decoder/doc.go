@@ -22,8 +22,10 @@
 //
 //   - Texts join and leave at any step. Prompts are read in chunks, beside the single tokens of other texts.
 //   - A text that begins as another one did shares the keys and values of that beginning. So n texts of one prompt read it once.
-//   - A full cache makes the youngest text wait. Its tokens are computed again later.
-//   - A text ends by a token of the model, by a text of [Request].Stop, at a number of tokens, or with its context.
+//   - A full cache makes the youngest text wait, of those with the highest number of [Request].Priority. Its tokens are computed again later,
+//     or read from a file of [Options].Swap.
+//   - [Engine.Pin] keeps the beginning of texts in the cache.
+//   - A text ends by a token of the model, by a text of [Request].Stop, at a number of tokens, or with its context, which may have a deadline.
 //   - A text has no special tokens. With [Request].Special, a text has their names, and the name of the token that ends the text.
 //   - [Request].Cut shortens prompts that are too long. With [Request].Shift, a text goes on when its context is full.
 //   - [Engine.Save] keeps a beginning in a file, and [Engine.Load] reads it for later texts.

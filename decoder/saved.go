@@ -130,7 +130,7 @@ func (e *Engine) Load(r io.Reader) (tokens []int, err error) {
 	if n := s.Len(); n != len(head.tokens) {
 		return nil, errors.Join(fmt.Errorf("decoder: Load: keys and values of %d tokens, and there are %d tokens: %w", n, len(head.tokens), ErrFormat), s.Release())
 	}
-	e.scheduler.retain(prefix{head.tokens, s})
+	e.scheduler.retain(prefix{tokens: head.tokens, seq: s})
 	return slices.Clone(head.tokens), nil
 }
 

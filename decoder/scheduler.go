@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 // A text waits until the batch and the cache have capacity for its prompt. Then the text is live. A step computes the last chosen
 // token of each live text, and fills its other rows with tokens of prompts. A text begins with a fork of the sequence that has the
 // longest common beginning with its tokens, of a live text or of one that ended. When the cache is full, sequences of ended
-// texts are released first. Then the youngest live text waits again: its sequence is released, and its tokens are computed
-// again later.
+// texts are released first. Then the youngest of the least urgent live texts waits again: its sequence is released, and its tokens are
+// computed again later, or read from a file.
 type scheduler struct {
 	runner   runner
 	vocab    int
@@ -24,8 +25,9 @@ type scheduler struct {
 	page     int     // tokens of a page
 	most     int     // most tokens of a text that the cache has
 	waiting  []*Text // the next one first
-	live     []*Text // the oldest first
+	live     []*Text // the most urgent first, and of these the oldest
 	retained []prefix
+	swap     *swap   // nil: none
 	queued   *queued // steps whose tokens the host does not have yet; nil: none
 	pace     pace
 	now      func() time.Time
@@ -52,6 +54,7 @@ type runner interface {
 	// chooses. draws is nil, or has a draw for each text of each step.
 	ahead(appends []la.Append, tokens []int, steps int, draws []draw) (wait func() (chosen []int, err error), err error)
 	newSequence() (*la.Sequence, error)
+	readSequence(r io.Reader) (*la.Sequence, error)
 	need(appends []la.Append) (pages int, err error)
 	freePages() int
 }
@@ -60,18 +63,28 @@ type runner interface {
 type prefix struct {
 	tokens []int
 	seq    *la.Sequence
+	pinned bool // stays until the engine is closed
 }
 
 const (
 	// fewestShared is the least number of tokens for which a text is forked, or waits until another text has read them: fewer
 	// tokens are read as fast side by side.
 	fewestShared = 16
-	// mostRetained bounds the sequences that stay after the end of their texts.
+	// mostRetained bounds the sequences that stay after the end of their texts, besides those that are pinned.
 	mostRetained = 64
 )
 
-// add adds a text that waits.
-func (s *scheduler) add(t *Text) { s.waiting = append(s.waiting, t) }
+// add adds a text that waits, behind those that are as urgent.
+func (s *scheduler) add(t *Text) { s.waiting = insert(s.waiting, t, t.priority+1) }
+
+// insert inserts a text before those with a priority of at least before.
+func insert(all []*Text, t *Text, before int) []*Text {
+	i := slices.IndexFunc(all, func(x *Text) bool { return x.priority >= before })
+	if i < 0 {
+		i = len(all)
+	}
+	return slices.Insert(all, i, t)
+}
 
 // idle reports whether no text needs a step.
 func (s *scheduler) idle() bool { return len(s.live)+len(s.waiting) == 0 && s.queued == nil }
@@ -126,7 +139,10 @@ func (s *scheduler) try() error {
 // cancel ends the texts whose context is done.
 func (s *scheduler) cancel() {
 	for _, t := range slices.Concat(s.live, s.waiting) {
-		if err := context.Cause(t.ctx); err != nil {
+		switch err := t.ctx.Err(); {
+		case errors.Is(err, context.DeadlineExceeded):
+			t.end(Late, nil)
+		case err != nil:
 			t.end(Cancelled, nil)
 		}
 	}
@@ -135,7 +151,12 @@ func (s *scheduler) cancel() {
 
 // sweep removes the texts that have ended. Their sequences are kept for later texts with the same beginning.
 func (s *scheduler) sweep() {
-	s.waiting = slices.DeleteFunc(s.waiting, func(t *Text) bool { return t.ended })
+	s.waiting = slices.DeleteFunc(s.waiting, func(t *Text) bool {
+		if t.ended {
+			s.swap.drop(t)
+		}
+		return t.ended
+	})
 	s.live = slices.DeleteFunc(s.live, func(t *Text) bool {
 		if !t.ended {
 			return false
@@ -149,7 +170,7 @@ func (s *scheduler) sweep() {
 		if err := t.seq.Truncate(read); err != nil {
 			_ = t.seq.Release()
 		} else {
-			s.retain(prefix{t.tokens[:read], t.seq})
+			s.retain(prefix{t.tokens[:read], t.seq, t.pin && t.reason == Length})
 		}
 		t.seq = nil
 		return true
@@ -159,31 +180,51 @@ func (s *scheduler) sweep() {
 // read returns the number of tokens of a live text that its sequence has. The sequence may have tokens of queued steps, too.
 func (t *Text) read() int { return min(t.seq.Len(), len(t.tokens)) }
 
-// retain keeps a sequence. Of two sequences of which one begins with the other, only the longer one is kept.
+// retain keeps a sequence. Of two sequences of which one begins with the other, only the longer one is kept, unless the other is pinned.
 func (s *scheduler) retain(p prefix) {
 	if len(p.tokens) < fewestShared {
 		_ = p.seq.Release()
 		return
 	}
-	for i, old := range s.retained {
-		if n := common(old.tokens, p.tokens); n == len(p.tokens) || n == len(old.tokens) {
-			if n == len(p.tokens) {
-				old, p = p, old
-			}
-			_ = old.seq.Release()
-			s.retained = append(slices.Delete(s.retained, i, i+1), p)
+	for i := 0; i < len(s.retained); i++ {
+		old := s.retained[i]
+		n := common(old.tokens, p.tokens)
+		switch {
+		case n == len(p.tokens) && (old.pinned || !p.pinned):
+			_ = p.seq.Release()
+			s.retained = append(slices.Delete(s.retained, i, i+1), old)
 			return
+		case n == len(old.tokens) && (p.pinned || !old.pinned):
+			s.evict(i)
+			i--
 		}
 	}
-	if s.retained = append(s.retained, p); len(s.retained) > mostRetained {
-		s.evict(0)
+	s.retained = append(s.retained, p)
+	kept := 0
+	for _, p := range s.retained {
+		if !p.pinned {
+			kept++
+		}
+	}
+	if kept > mostRetained {
+		s.evictOldest(nil)
 	}
 }
 
-// evict releases a retained sequence. Sequence 0 is the one whose last use is longest ago.
+// evict releases a retained sequence.
 func (s *scheduler) evict(i int) {
 	_ = s.retained[i].seq.Release()
 	s.retained = slices.Delete(s.retained, i, i+1)
+}
+
+// evictOldest releases the retained sequence whose last use is longest ago, of those that are not pinned, except one. It reports whether
+// there is one.
+func (s *scheduler) evictOldest(except *la.Sequence) bool {
+	i := slices.IndexFunc(s.retained, func(p prefix) bool { return !p.pinned && p.seq != except })
+	if i >= 0 {
+		s.evict(i)
+	}
+	return i >= 0
 }
 
 // common returns the number of equal tokens at the beginning of two texts.
@@ -200,44 +241,92 @@ func (s *scheduler) admit() error {
 	for len(s.waiting) > 0 && len(s.live) < s.batch {
 		t := s.waiting[0]
 		from, shared, soon := s.beginning(t)
+		own := shared // tokens whose pages others have
+		if t.swapped != nil && t.swapped.tokens > shared {
+			from, own, soon = nil, 0, false
+		}
 		if soon {
 			return nil // a live text reads the same tokens now
 		}
 		// One page more than the tokens take, so that a text that had to wait does not have to wait again at once.
-		if len(s.live) > 0 && !s.makeFree(min(len(t.tokens)-shared, s.most)/s.page+2, from) {
-			return nil
-		}
-		var err error
-		if from == nil {
-			t.seq, err = s.runner.newSequence()
-		} else if t.seq, err = from.Fork(); err == nil {
-			err = t.seq.Truncate(shared)
-			t.mu.Lock()
-			t.shared = max(t.shared, shared)
-			t.mu.Unlock()
-			s.stats.SharedTokens += shared
-		}
-		if err != nil {
-			if t.seq != nil {
-				err = errors.Join(err, t.seq.Release())
-				t.seq = nil
+		if pages := min(len(t.tokens)-own, s.most)/s.page + 2; len(s.live) > 0 && !s.makeFree(pages, from) {
+			if !s.takesFrom(t, pages) {
+				return nil
 			}
+			if err := s.wait(); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.begin(t, from, shared); err != nil {
 			return err
 		}
 		s.waiting = s.waiting[1:]
-		s.live = append(s.live, t)
+		s.live = insert(s.live, t, t.priority+1)
 	}
+	return nil
+}
+
+// begin gives a text its sequence: from its file, or a fork of the first tokens of a sequence; nil: neither.
+func (s *scheduler) begin(t *Text, from *la.Sequence, shared int) (err error) {
+	defer s.swap.drop(t)
+	if t.swapped != nil && from == nil {
+		if t.seq = s.swap.read(t, s.runner.readSequence); t.seq != nil {
+			s.stats.Resumed++
+			return nil
+		}
+	}
+	if from == nil {
+		t.seq, err = s.runner.newSequence()
+		return err
+	}
+	if t.seq, err = from.Fork(); err != nil {
+		return err
+	}
+	if err := t.seq.Truncate(shared); err != nil {
+		err = errors.Join(err, t.seq.Release())
+		t.seq = nil
+		return err
+	}
+	t.mu.Lock()
+	t.shared = max(t.shared, shared)
+	t.mu.Unlock()
+	s.stats.SharedTokens += shared
+	return nil
+}
+
+// takesFrom reports whether a text that waits takes pages of live texts that are less urgent, and whether that is enough.
+func (s *scheduler) takesFrom(t *Text, pages int) bool {
+	free := s.runner.freePages()
+	for _, x := range s.live {
+		if x.priority > t.priority {
+			free += (x.seq.Len() + s.page - 1) / s.page
+		}
+	}
+	return s.live[len(s.live)-1].priority > t.priority && free >= pages
+}
+
+// wait makes the last live text wait again, before those that are as urgent.
+func (s *scheduler) wait() error {
+	last := len(s.live) - 1
+	t := s.live[last]
+	s.swap.write(t)
+	if err := t.seq.Release(); err != nil {
+		return err
+	}
+	t.seq = nil
+	s.live = s.live[:last]
+	s.waiting = insert(s.waiting, t, t.priority)
+	s.stats.Preempted++
 	return nil
 }
 
 // makeFree evicts sequences of ended texts, except one, until the cache has n free pages. It reports whether the cache has them.
 func (s *scheduler) makeFree(n int, except *la.Sequence) bool {
 	for n > s.runner.freePages() {
-		i := slices.IndexFunc(s.retained, func(p prefix) bool { return p.seq != except })
-		if i < 0 {
+		if !s.evictOldest(except) {
 			return false
 		}
-		s.evict(i)
 	}
 	return true
 }
@@ -309,19 +398,13 @@ func (s *scheduler) fit() ([]work, error) {
 			return todo, nil
 		}
 		switch last := len(s.live) - 1; {
-		case len(s.retained) > 0:
-			s.evict(0)
+		case s.evictOldest(nil):
 		case last == 0:
 			return nil, fmt.Errorf("decoder: %d tokens of one text: %w", len(s.live[0].tokens), la.ErrCacheFull)
 		default:
-			t := s.live[last]
-			if err := t.seq.Release(); err != nil {
+			if err := s.wait(); err != nil {
 				return nil, err
 			}
-			t.seq = nil
-			s.live = s.live[:last]
-			s.waiting = slices.Insert(s.waiting, 0, t)
-			s.stats.Preempted++
 		}
 	}
 	return nil, nil

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -202,6 +204,16 @@ func (f faultyRunner) run(appends []la.Append, tokens []int, all, logits bool, d
 	return r, nil
 }
 
+func (f faultyRunner) readSequence(r io.Reader) (*la.Sequence, error) {
+	switch f.rng.IntN(8) {
+	case 0:
+		return nil, errFault
+	case 1:
+		r = io.LimitReader(r, f.rng.Int64N(5000))
+	}
+	return f.runner.readSequence(r)
+}
+
 func (f faultyRunner) draws() bool { return f.calls != nil }
 
 func (f faultyRunner) mostAhead() int {
@@ -247,20 +259,31 @@ func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int, draws 
 // TestJoinsAndLeaves: texts of random lengths join and leave, are cancelled, share beginnings and fail. No page is lost, and
 // texts that end have the tokens that they have alone.
 func TestJoinsAndLeaves(t *testing.T) {
-	t.Run("the host chooses", func(t *testing.T) { testJoinsAndLeaves(t, nil) })
+	t.Run("the host chooses", func(t *testing.T) { testJoinsAndLeaves(t, nil, "") })
+	t.Run("files", func(t *testing.T) {
+		dir := t.TempDir()
+		testJoinsAndLeaves(t, nil, dir)
+		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+			t.Errorf("%v, %v", files, err)
+		}
+	})
 	t.Run("steps ahead", func(t *testing.T) {
 		ahead := 0
-		if testJoinsAndLeaves(t, &ahead); ahead < 100 {
+		if testJoinsAndLeaves(t, &ahead, ""); ahead < 100 {
 			t.Errorf("%d times", ahead)
 		}
 	})
 }
 
-func testJoinsAndLeaves(t *testing.T, ahead *int) {
+func testJoinsAndLeaves(t *testing.T, ahead *int, swap string) {
 	rng := reftest.Rand(t)
 	texts := reftest.Cases(t, 400, 25000)
 	reference := smallEngine(t, Options{Context: 400, Exact: true})
-	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
+	o := Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true, Swap: swap}
+	if swap != "" {
+		o.SwapBytes = 40000 // of about three texts
+	}
+	e := smallEngine(t, o)
 	e.scheduler.runner = newFaultyRunner(e, rand.New(rand.NewPCG(rng.Uint64(), 2)), ahead)
 
 	var beginnings [][]int
@@ -308,10 +331,10 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	}
 	missing := func() bool {
 		st := e.Stats()
-		return faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0
+		return faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0 || swap != "" && (st.Resumed == 0 || st.Resumed == st.Preempted)
 	}
 	for range reftest.AtLeast(texts, func() bool { return !missing() }) {
-		r := Request{Prompt: append(slices.Clone(beginnings[rng.IntN(5)]), random(1+rng.IntN(20))...), Tokens: rng.IntN(60), Draft: rng.IntN(7), Ends: []int{}}
+		r := Request{Prompt: append(slices.Clone(beginnings[rng.IntN(5)]), random(1+rng.IntN(20))...), Tokens: rng.IntN(60), Draft: rng.IntN(7), Ends: []int{}, Priority: rng.IntN(3) - 1}
 		if rng.IntN(20) > 0 {
 			r.Tokens++ // not 0: the whole context
 		}
@@ -352,6 +375,9 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	}
 	if err := pagesLost(e); err != nil {
 		t.Error(err)
+	}
+	if s := e.scheduler.swap; s != nil && s.used != 0 {
+		t.Errorf("%d bytes of files are left", s.used)
 	}
 	t.Logf("%d texts failed, %d were cancelled, %d were compared; %+v", faults, cancelled, compared, e.Stats())
 	if missing() {

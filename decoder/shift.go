@@ -46,7 +46,7 @@ func (s *scheduler) shift() error {
 				if err != nil {
 					return err
 				}
-				s.retain(prefix{t.tokens[:all.Len()], all})
+				s.retain(prefix{tokens: t.tokens[:all.Len()], seq: all})
 			}
 			keep := min(t.keep, t.seq.Len())
 			if !begins(t.seq, keep) {
@@ -57,6 +57,7 @@ func (s *scheduler) shift() error {
 			}
 		}
 		t.shifted = true
+		s.swap.drop(t)
 		t.drop()
 		s.stats.Shifted++
 	}

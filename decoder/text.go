@@ -39,6 +39,10 @@ type Request struct {
 	// of Sampling still count the dropped tokens. If Tokens is 0, the text ends only by Ends, by Stop, or when its context is done.
 	Shift bool
 
+	// Priority orders texts: those with a lower number come first, and wait last. Texts of one priority come in the order of their
+	// requests. A text takes memory of the cache from texts with a higher number.
+	Priority int
+
 	Keep int // first tokens that Cut and Shift keep; less than Options.Context
 }
 
@@ -61,11 +65,12 @@ const (
 	Length    Reason = "length"    // [Request].Tokens
 	Full      Reason = "context"   // [Options].Context
 	Cancelled Reason = "cancelled" // the context was cancelled
+	Late      Reason = "deadline"  // the deadline of the context came, before the text began or while the text was computed
 )
 
 // Token is a token that a model has chosen.
 type Token struct {
-	ID   int    // -1: no token; Text is the held-back end of a cancelled text
+	ID   int    // -1: no token; Text is the held-back end of a text that was cancelled or late
 	Text string // the next piece of the text; "" while a character is incomplete, or a text of Stop may begin
 
 	LogProb float64  // natural logarithm of the token's probability, with [Request].LogProbs
@@ -93,15 +98,18 @@ func (silent) Flush() string  { return "" }
 // Text is a continuation that an [Engine] computes. Its methods may be called by several goroutines.
 type Text struct {
 	ctx         context.Context
-	tokens      []int // the prompt's and all others
-	prompt      int   // tokens of the request's prompt
-	limit       int   // most tokens
-	full        bool  // the limit is that of the context
-	context     int   // limit of the context
-	most        int   // most tokens to add; 0: any number
-	shift       bool  // drop tokens at the limit of the context
-	keep        int   // first tokens that shift keeps
-	shifted     bool  // tokens were dropped at the limit
+	priority    int
+	swapped     *swapped // of a text that waits; nil: none
+	pin         bool     // the prompt stays in the cache
+	tokens      []int    // the prompt's and all others
+	prompt      int      // tokens of the request's prompt
+	limit       int      // most tokens
+	full        bool     // the limit is that of the context
+	context     int      // limit of the context
+	most        int      // most tokens to add; 0: any number
+	shift       bool     // drop tokens at the limit of the context
+	keep        int      // first tokens that shift keeps
+	shifted     bool     // tokens were dropped at the limit
 	ends        []int
 	seq         *la.Sequence // nil: the text waits
 	shared      int          // tokens of the prompt that were forked

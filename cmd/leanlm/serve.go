@@ -31,6 +31,8 @@ type server struct {
 	connections int
 	patience    time.Duration
 	quiet       bool
+	swapMB      int
+	pins        []string // files
 }
 
 const serveAbout = `serve answers OpenAI's HTTP interface: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /health and /metrics. It listens on a
@@ -62,6 +64,12 @@ func (s *server) flags() *flags {
 	f.add("patience", "most `time` that running requests have after an interrupt", func(name, usage string) { f.DurationVar(&s.patience, name, 30*time.Second, usage) })
 	f.number(&s.model.options.Gap, "gap", 3, "most `times` that prompts may make a step longer while other texts wait for their next tokens; 0: no bound")
 	f.is(&s.model.options.BatchInvariant, "invariant", "a text depends on its request alone, to the last bit, whatever else runs")
+	f.text(&s.model.options.Swap, "swap", "", "`folder` for the keys and values of texts that wait since the cache is full; otherwise these texts are computed again")
+	f.integer(&s.swapMB, "swap-size", 4096, "most `megabytes` of these files")
+	f.each("pin", "`file` with a system message whose keys and values stay in the cache; without a chat template, with the beginning of prompts; may be given several times", func(text string) error {
+		s.pins = append(s.pins, text)
+		return nil
+	})
 	f.is(&s.quiet, "quiet", "write no line for each request to standard error")
 	f.is(&o.Prompts, "log-prompts", "lines have the bodies of requests, too")
 	return f
@@ -87,11 +95,22 @@ func serveModel(ctx context.Context, args []string, std streams) (err error) {
 		return usagef("-timeout is %v, not above 0", s.options.Time)
 	case s.patience < 0:
 		return usagef("-patience is %v, less than 0", s.patience)
+	case s.swapMB < 1 || s.swapMB > 1<<30:
+		return usagef("-swap-size is %d, not in [1, %d]", s.swapMB, 1<<30)
 	case s.quiet && s.options.Prompts:
 		return usagef("-log-prompts with -quiet: there are no lines")
 	}
 	if s.options.Keys, err = readKeys(s.keys); err != nil {
 		return err
+	}
+	if s.model.options.Swap != "" {
+		s.model.options.SwapBytes = int64(s.swapMB) << 20
+	}
+	pins := make([]string, len(s.pins))
+	for i, name := range s.pins {
+		if pins[i], err = readText(name, std.in); err != nil {
+			return fmt.Errorf("-pin: %w", err)
+		}
 	}
 	model, err := s.model.open()
 	if err != nil {
@@ -125,6 +144,11 @@ func serveModel(ctx context.Context, args []string, std streams) (err error) {
 	handler, err := serve.New(model.Model, engine, s.options)
 	if err != nil {
 		return err
+	}
+	for i, text := range pins {
+		if err := handler.Pin(ctx, text); err != nil {
+			return fmt.Errorf("-pin %s (-cache-tokens makes the cache larger): %w", s.pins[i], err)
+		}
 	}
 	scheme := "http"
 	if s.cert != "" {

@@ -116,7 +116,11 @@ func TestServe(t *testing.T) {
 	if err := os.WriteFile(keys, []byte("one\n\n two \n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"-invariant"}, {"-ssl-cert-file", cert, "-ssl-key-file", key, "-api-key-file", keys, "-alias", "story"}} {
+	system := filepath.Join(t.TempDir(), "system")
+	if err := os.WriteFile(system, []byte("Once upon a time there was a king who had three daughters and a ship"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"-invariant", "-pin", system, "-c", "256", "-cache-tokens", "512", "-swap", t.TempDir(), "-swap-size", "5"}, {"-ssl-cert-file", cert, "-ssl-key-file", key, "-api-key-file", keys, "-alias", "story"}} {
 		url, stop := startServer(t, args...)
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 		q, err := http.NewRequest("POST", url+"/v1/completions", strings.NewReader(`{"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}`))
@@ -135,7 +139,7 @@ func TestServe(t *testing.T) {
 		}
 		err = json.NewDecoder(a.Body).Decode(&answer)
 		a.Body.Close()
-		if name := map[bool]string{true: "tiny", false: "story"}[len(args) == 1]; err != nil || answer.Model != name || len(answer.Choices) != 1 || answer.Choices[0].Text != strings.TrimSuffix(want, "\n") {
+		if name := map[bool]string{true: "tiny", false: "story"}[args[0] == "-invariant"]; err != nil || answer.Model != name || len(answer.Choices) != 1 || answer.Choices[0].Text != strings.TrimSuffix(want, "\n") {
 			t.Errorf("%v: %+v, %v, want %q", args, answer, err, want)
 		}
 		client.CloseIdleConnections()
@@ -208,6 +212,10 @@ func TestServeFlags(t *testing.T) {
 		{[]string{"-most-choices", "0"}, exitUsage, "-most-choices is 0"},
 		{[]string{"-connections", "0"}, exitUsage, "-connections is 0"},
 		{[]string{"-timeout", "0s"}, exitUsage, "-timeout is 0s"},
+		{[]string{"-swap-size", "0"}, exitUsage, "-swap-size is 0"},
+		{[]string{"-pin", "/nowhere"}, exitError, "-pin: open /nowhere"},
+		{[]string{"-pin", empty}, exitError, "-pin " + empty + " (-cache-tokens makes the cache larger): decoder: Pin: 1 tokens"},
+		{[]string{"-swap", empty}, exitError, "Options.Swap: "},
 		{[]string{"-patience", "-1s"}, exitUsage, "-patience is -1s"},
 		{[]string{"-quiet", "-log-prompts"}, exitUsage, "-log-prompts with -quiet"},
 		{[]string{"-ssl-cert-file", "a"}, exitUsage, "one of -ssl-cert-file and -ssl-key-file is missing"},

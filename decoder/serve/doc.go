@@ -29,6 +29,9 @@
 //	presence_penalty, frequency_penalty, logit_bias
 //	stream, stream_options      include_usage
 //	user                        without effect
+//	priority                    a whole number, as vLLM has it: requests with a lower number come first, and take memory of the cache from
+//	                            others when it is full; absent: 0
+//	timeout                     seconds until the request ends with status 504, at most those of Options.Time
 //
 // Penalties count the tokens of the prompt, too. /v1/completions has
 //

@@ -101,6 +101,7 @@ func (s *Server) writeMetrics(w http.ResponseWriter, _ *http.Request, _ []byte) 
 		{"leanlm_step_tokens_total", "counter", "Tokens that the steps computed.", int64(stats.Rows)},
 		{"leanlm_shared_tokens_total", "counter", "Tokens of prompts that were in the cache.", int64(stats.SharedTokens)},
 		{"leanlm_preemptions_total", "counter", "Times that a text had to wait again, since the cache was full.", int64(stats.Preempted)},
+		{"leanlm_resumed_total", "counter", "Times that such a text had its keys and values from a file.", int64(stats.Resumed)},
 		{"leanlm_guessed_tokens_total", "counter", "Guesses that were computed.", int64(stats.Guessed)},
 		{"leanlm_accepted_tokens_total", "counter", "Guesses that were right.", int64(stats.Accepted)},
 	} {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -163,9 +164,47 @@ func TestTime(t *testing.T) {
 	if status, text, _ := r.do("POST", "/v1/completions", `{"prompt": "Once", "max_tokens": 100}`); status != 504 || !strings.Contains(text, "too long") {
 		t.Errorf("%d %s", status, text)
 	}
+	slow := newServer(t, Options{}, decoder.Options{Context: 2000})
+	if status, text, _ := slow.do("POST", "/v1/completions", `{"prompt": "Once", "max_tokens": 1900, "timeout": 0.001, "priority": -3, "logit_bias": {"2": -100}}`); status != 504 || !strings.Contains(text, "too long") {
+		t.Errorf("timeout: %d %s", status, text)
+	}
+	late, cancel := context.WithDeadline(context.Background(), time.Now())
+	defer cancel()
+	q := httptest.NewRequest("POST", "http://localhost/v1/completions", strings.NewReader(`{"prompt": "Once"}`)).WithContext(late)
+	q.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	if slow.ServeHTTP(w, q); w.Code != 504 {
+		t.Errorf("a deadline of the caller: %d %s", w.Code, w.Body)
+	}
 	status, text, _ := r.do("POST", "/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "stream": true}`)
 	if last := strings.TrimSpace(text); status != 200 || !strings.HasSuffix(last, "}") || !strings.Contains(last, `data: {"error":{"message":"the request took too long"`) {
 		t.Errorf("%d %s", status, text)
+	}
+}
+
+// TestPin: tokens of a system message, and of what begins prompts, are in the cache for later requests.
+func TestPin(t *testing.T) {
+	r := newServer(t, Options{}, decoder.Options{Context: 128, Tokens: 512})
+	const system = "You are an old king, and you know where each key and each ship of the country is."
+	if err := r.Pin(context.Background(), system); err != nil {
+		t.Fatal(err)
+	}
+	var c chatCompletion
+	r.post("/v1/chat/completions", `{"messages": [{"role": "system", "content": "`+system+`"}, {"role": "user", "content": "Where?"}], "max_tokens": 2}`, &c)
+	if n := len(r.ids(system, tokenizer.Options{})); c.Usage.Details.Cached < n {
+		t.Errorf("%+v, and the message has %d tokens", c.Usage, n)
+	}
+	if err := r.Pin(context.Background(), "Be."); !errors.Is(err, decoder.ErrConfig) {
+		t.Errorf("a short message: %v", err)
+	}
+	r.templates = nil
+	if err := r.Pin(context.Background(), "Once upon a time there was a king in a far country, who had"); err != nil {
+		t.Fatal(err)
+	}
+	var x completion
+	r.post("/v1/completions", `{"prompt": "Once upon a time there was a king in a far country, who had three daughters", "max_tokens": 2}`, &x)
+	if x.Usage.Details.Cached < 13 {
+		t.Errorf("%+v", x.Usage)
 	}
 }
 

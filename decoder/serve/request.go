@@ -29,6 +29,7 @@ type common struct {
 	stream   bool
 	usage    bool // a stream ends with the usage
 	seeded   bool
+	seconds  float64            // most time; 0: that of the server
 	schema   *jsonschema.Schema // of answers; nil: none
 }
 
@@ -71,7 +72,9 @@ func (c *common) fields(s *Server) members {
 		"stream_options": func(raw json.RawMessage) error {
 			return members{"include_usage": into(&c.usage), "include_obfuscation": ignored[bool]()}.read(raw, "stream_options")
 		},
-		"user": ignored[string](),
+		"user":     ignored[string](),
+		"priority": within(&c.request.Priority, -1<<31, 1<<31-1),
+		"timeout":  within(&c.seconds, 0.001, s.options.Time.Seconds()),
 	}
 }
 

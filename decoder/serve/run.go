@@ -62,7 +62,11 @@ func (s *Server) start(r *http.Request, c *common, prompts [][]int) (run *runnin
 	run = &running{server: s, common: c, began: time.Now()}
 	run.ctx, run.cancel = context.WithCancelCause(r.Context())
 	unhook := context.AfterFunc(s.stopping, func() { run.cancel(errStopping) })
-	timer := time.AfterFunc(s.options.Time, func() { run.cancel(errTime) })
+	most := s.options.Time
+	if c.seconds > 0 {
+		most = time.Duration(c.seconds * float64(time.Second))
+	}
+	timer := time.AfterFunc(most, func() { run.cancel(errTime) })
 	run.release = func() { timer.Stop(); unhook(); leave() }
 	if run.texts, err = s.engine.StartAll(run.ctx, requests...); err != nil {
 		run.end()
@@ -131,9 +135,12 @@ var finishStop, finishLength = "stop", "length"
 
 // failure returns why a text has no end of its own.
 func (r *running) failure(err error) error {
-	if cause := context.Cause(r.ctx); errors.Is(cause, context.Canceled) {
+	switch cause := context.Cause(r.ctx); {
+	case errors.Is(cause, context.Canceled):
 		return errGone
-	} else if cause != nil {
+	case errors.Is(cause, context.DeadlineExceeded): // of the caller's server
+		return errTime
+	case cause != nil:
 		return cause
 	}
 	if errors.Is(err, decoder.ErrClosed) {

@@ -519,6 +519,8 @@ var wrongRequests = []struct {
 	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "max_completion_tokens": 2}`, 400, "max_completion_tokens", "max_tokens is given"},
 	{"/tokenize", `{}`, 400, "prompt", "want one of"},
 	{"/tokenize", `{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}`, 400, "prompt", "want one of"},
+	{"/v1/completions", `{"prompt": "a", "priority": 0.5}`, 400, "priority", "whole number"},
+	{"/v1/completions", `{"prompt": "a", "timeout": 0}`, 400, "timeout", "not in [0.001, 600]"},
 	{"/v1/embeddings", `{}`, 404, "", "there is no path"},
 	{"/v1/responses", `{}`, 404, "", "there is no path"},
 }

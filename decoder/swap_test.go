@@ -1,0 +1,216 @@
+package decoder
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tokensOf returns n tokens, which differ for each seed.
+func tokensOf(n, seed int) (ids []int) {
+	rng := rand.New(rand.NewPCG(uint64(seed), 0))
+	for range n {
+		ids = append(ids, rng.IntN(13))
+	}
+	return ids
+}
+
+// recorder is a constraint that notes whose tokens are chosen. Token 12 is none of them.
+type recorder struct {
+	text  int
+	order *[]int
+}
+
+func (recorder) Allowed() []uint64 { return []uint64{1<<12 - 1} }
+
+func (r recorder) Accept(int) { *r.order = append(*r.order, r.text) }
+
+// TestPriority: of texts that start together, the most urgent one comes first, and takes pages from others, which go on with the same text.
+func TestPriority(t *testing.T) {
+	for _, dir := range []string{"", t.TempDir()} {
+		o := Options{Context: 400, Tokens: 400, Batch: 1, Exact: true, Swap: dir}
+		e := smallEngine(t, o)
+		var requests []Request
+		var order []int
+		for i, priority := range []int{3, 0, -2, 0, 3} {
+			requests = append(requests, Request{Prompt: tokensOf(20, i), Tokens: 2, Ends: []int{12}, Priority: priority, Constraint: recorder{i, &order}})
+		}
+		texts, err := e.StartAll(context.Background(), requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range texts {
+			if _, err := text.Wait(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []int{2, 2, 1, 1, 3, 3, 0, 0, 4, 4}; !slices.Equal(order, want) {
+			t.Errorf("tokens of texts %v, want %v", order, want)
+		}
+
+		o.Batch = 4
+		e = smallEngine(t, o)
+		order = nil
+		slow := Request{Prompt: tokensOf(150, 7), Tokens: 220, Ends: []int{12}, Priority: 1, Constraint: recorder{0, &order}}
+		first, err := e.Start(context.Background(), slow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range first.Tokens() {
+			break // the text is live
+		}
+		urgent := Request{Prompt: tokensOf(250, 8), Tokens: 100, Ends: []int{12}, Constraint: recorder{1, &order}}
+		second, err := e.Start(context.Background(), urgent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fast, err := ids(second)
+		rest, e2 := ids(first)
+		if err = errors.Join(err, e2); err != nil {
+			t.Fatal(err)
+		}
+		if st := e.Stats(); order[len(order)-1] != 0 || st.Preempted == 0 || (st.Resumed > 0) != (dir != "") {
+			t.Errorf("with folder %q: %+v, tokens of texts %v", dir, st, order)
+		}
+		reference := smallEngine(t, Options{Context: 400, Exact: true})
+		if want := alone(t, reference, urgent); !slices.Equal(fast, want) {
+			t.Errorf("the urgent text: %v, want %v", fast, want)
+		}
+		if want := alone(t, reference, slow)[1:]; !slices.Equal(rest, want) {
+			t.Errorf("the other text: %v, want %v", rest, want)
+		}
+	}
+}
+
+// TestLate: a deadline ends a text that waits, and one that is computed.
+func TestLate(t *testing.T) {
+	e := smallEngine(t, Options{Context: 4000, Batch: 1})
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	forever := Request{Prompt: []int{1, 2}, Ends: []int{}, Shift: true}
+	texts, err := e.StartAll(ctx, forever, forever)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, text := range texts {
+		got, err := ids(text)
+		if err != nil || text.Reason() != Late || (len(got) == 0) != (i == 1) {
+			t.Errorf("text %d: %d tokens, %q, %v", i, len(got), text.Reason(), err)
+		}
+	}
+	past, cancel := context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	defer cancel()
+	steps := e.Stats().Steps
+	text, err := e.Start(past, forever)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ids(text); err != nil || len(got) > 0 || text.Reason() != Late || e.Stats().Steps != steps {
+		t.Errorf("%v, %q, %v", got, text.Reason(), err)
+	}
+}
+
+// TestSwapFolder: an engine removes the files of a process that has ended, and no other files. Wrong options are errors.
+func TestSwapFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", "folder")
+	for _, name := range []string{"leanattention-123.swap", "leanattention-x.swap", "other.swap", "leanattention-1.swap.txt"} {
+		if err := errors.Join(os.MkdirAll(dir, 0o777), os.WriteFile(filepath.Join(dir, name), []byte("old"), 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	smallEngine(t, Options{Swap: dir})
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 || files[0].Name() != "leanattention-1.swap.txt" {
+		t.Errorf("%v, %v", files, err)
+	}
+	for want, o := range map[string]Options{
+		"SwapBytes is -1":      {Swap: dir, SwapBytes: -1},
+		"Swap names no folder": {SwapBytes: 5},
+		"Options.Swap: ":       {Swap: filepath.Join(dir, "other.swap")},
+	} {
+		if _, err := NewEngine(smallNetwork(), namedWeights{}, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+// TestPin: pinned tokens stay in the cache, whatever else it has to hold. Of other sequences, that whose last use is longest ago goes first.
+func TestPin(t *testing.T) {
+	e := smallEngine(t, Options{Context: 256, Tokens: 768, Batch: 2, Exact: true})
+	shared := func(seed int) int {
+		t.Helper()
+		text, err := e.Start(context.Background(), Request{Prompt: append(tokensOf(100, seed), 3, 4, 5), Tokens: 4, Ends: []int{}})
+		if err == nil {
+			_, err = text.Wait()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text.Shared()
+	}
+	if err := e.Pin(context.Background(), tokensOf(100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	want := alone(t, smallEngine(t, Options{Context: 256, Exact: true}), Request{Prompt: append(tokensOf(100, 1), 7), Tokens: 20, Ends: []int{}})
+	for i := range 200 {
+		if n := shared(2 + i); n != 0 {
+			t.Fatalf("text %d shares %d tokens", i, n)
+		}
+		if i%40 == 0 {
+			if n := shared(1); n < 100 {
+				t.Errorf("behind text %d: %d tokens are shared", i, n)
+			}
+		}
+	}
+	if got := alone(t, e, Request{Prompt: append(tokensOf(100, 1), 7), Tokens: 20, Ends: []int{}}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for seed := 301; seed < 304; seed++ {
+		shared(seed)
+	}
+	shared(301)
+	e.work.Wait()
+	e.mu.Lock()
+	for range 2 { // 302 and 303, behind those before
+		for p := range slices.Values(slices.Clone(e.scheduler.retained)) {
+			if s := &e.scheduler; !p.pinned && common(p.tokens, tokensOf(100, 301)) < 100 {
+				s.makeFree(s.runner.freePages()+1, nil)
+			}
+		}
+	}
+	e.mu.Unlock()
+	if n := shared(302); n != 0 {
+		t.Errorf("the older text shares %d tokens", n)
+	}
+	if n := shared(301); n < 100 {
+		t.Errorf("the text that was used last shares %d tokens", n)
+	}
+
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	for i := range 5 {
+		if err := e.Pin(done, tokensOf(300-i, 9)[:250]); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+	}
+	for want, tokens := range map[error][]int{ErrTooLong: tokensOf(257, 1), ErrConfig: tokensOf(15, 1)} {
+		if err := e.Pin(context.Background(), tokens); !errors.Is(err, want) {
+			t.Errorf("%d tokens: %v", len(tokens), err)
+		}
+	}
+	if err := errors.Join(e.Pin(context.Background(), tokensOf(256, 11)), e.Pin(context.Background(), tokensOf(129, 12))); err == nil || !strings.Contains(err.Error(), "make Tokens larger") {
+		t.Errorf("too many tokens: %v", err)
+	}
+	if got := alone(t, e, Request{Prompt: tokensOf(250, 13), Ends: []int{}}); len(got) != 7 {
+		t.Errorf("a whole context beside pinned tokens: %v", got)
+	}
+	if err := pagesLost(e); err != nil {
+		t.Error(err)
+	}
+}
