@@ -14,6 +14,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/tensor"
 )
@@ -30,7 +31,15 @@ func wideLatents(t *testing.T) goldenModel {
 	return m
 }
 
-// TestEightEngine: with a cache of 8 bits, texts do not depend on chunks, on other texts, on drafts or on a file, where attention does
+// wideHeads returns a small network whose heads have as many elements as Q4 needs.
+func wideHeads() *transformer {
+	t := smallNetwork()
+	t.sizes.HeadDim = 32
+	t.rotate(rope.Config{HeadDim: 32})
+	return t
+}
+
+// TestEightEngine: with a cache of 8 or 4 bits, texts do not depend on chunks, on other texts, on drafts or on a file, where attention does
 // not: with batch invariance. Their probabilities are near those of a float32 cache, and not the same.
 func TestEightEngine(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -42,6 +51,7 @@ func TestEightEngine(t *testing.T) {
 	}{
 		{"e4m3", la.E4M3, func(o Options) *Engine { return smallEngine(t, o) }},
 		{"int8", tensor.Int8, func(o Options) *Engine { return smallEngine(t, o) }},
+		{"q4", la.Q4, func(o Options) *Engine { return networkEngine(t, wideHeads(), namedWeights{}, o) }},
 		{"latents", la.E4M3, func(o Options) *Engine { return goldenEngine(t, &latents, o) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -104,12 +114,14 @@ func TestEightOptions(t *testing.T) {
 		text string
 	}{
 		{smallNetwork(), Options{Cache: la.E4M3, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is E4M3, and Options.Device is"},
-		{smallNetwork(), Options{Cache: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "caches of 8 bits are on the CPU alone"},
+		{smallNetwork(), Options{Cache: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "caches of 8 and 4 bits are on the CPU alone"},
+		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
+		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
 		{smallNetwork(), Options{Weights: la.E4M3}, ErrConfig, "Options.Weights is E4M3"},
 		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 and 4 bits are on the CPU alone"},
 		{smallNetwork(), Options{Weights: nn.Int4, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is Int4_32, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},
-		{smallNetwork(), Options{Cache: tensor.Uint8}, ErrConfig, "Options.Cache is uint8; known are float32, int8, and leanattention.Float16, BFloat16 and E4M3"},
+		{smallNetwork(), Options{Cache: tensor.Uint8}, ErrConfig, "Options.Cache is uint8; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4"},
 		{latents.network(t), Options{Cache: tensor.Int8}, la.ErrUnsupported, "DType is int8 with ValuesInKeys"},
 		{narrow.network(t), Options{Cache: la.E4M3}, la.ErrUnsupported, "with ValuesInKeys and E4M3; it must be a multiple of 128"},
 	} {

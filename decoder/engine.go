@@ -121,7 +121,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()
 	}
-	if eightBits(o.Cache) { // not each format has them: an error before weights are loaded
+	if fewBits(o.Cache) { // not each format has them: an error before weights are loaded
 		if _, err = config.Bytes(); err != nil {
 			return nil, err
 		}
@@ -147,8 +147,8 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	// Batch invariance needs one form of attention, whatever texts a step has. GPUs have one, and PromptAttention takes no cache of 8 bits.
-	if sizes.Latent > 0 && o.Device == nil && o.Chunk >= leastExpanded && !o.BatchInvariant && !eightBits(o.Cache) {
+	// Batch invariance needs one form of attention, whatever texts a step has. GPUs have one, and PromptAttention takes no cache of fewer than 16 bits.
+	if sizes.Latent > 0 && o.Device == nil && o.Chunk >= leastExpanded && !o.BatchInvariant && !fewBits(o.Cache) {
 		if e.prompts, err = e.newGraph(graphConfig{rows: o.Chunk, appends: o.Batch, prompts: true}); err != nil {
 			return nil, err
 		}

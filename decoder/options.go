@@ -164,10 +164,10 @@ func (o *Options) fill(s *Sizes) error {
 	}
 	switch t := o.Cache; {
 	case slices.Contains(types, t):
-	case !eightBits(t):
-		return fmt.Errorf("decoder: Options.Cache is %v; known are float32, int8, and leanattention.Float16, BFloat16 and E4M3: %w", t, ErrConfig)
+	case !fewBits(t):
+		return fmt.Errorf("decoder: Options.Cache is %v; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4: %w", t, ErrConfig)
 	case o.Device != nil:
-		return fmt.Errorf("decoder: Options.Cache is %v, and Options.Device is %v: caches of 8 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
+		return fmt.Errorf("decoder: Options.Cache is %v, and Options.Device is %v: caches of 8 and 4 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
 	}
 	if o.several() && o.Device == nil {
 		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)
@@ -175,8 +175,8 @@ func (o *Options) fill(s *Sizes) error {
 	return nil
 }
 
-// eightBits reports whether a cache of a type has scales.
-func eightBits(t tensor.Dtype) bool { return t == la.E4M3 || t == tensor.Int8 }
+// fewBits reports whether a cache of a type has fewer than 16 bits for a number.
+func fewBits(t tensor.Dtype) bool { return t == la.E4M3 || t == tensor.Int8 || t == la.Q4 }
 
 // rewind returns how many of the last tokens of a text can be dropped, if the cache keeps the tokens in a window.
 func (o *Options) rewind() int { return pageSize + o.Draft }

@@ -23,7 +23,7 @@ func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 		return fail(ErrUnsupported, "the network has no latent attention")
 	case o.Device != nil:
 		return fail(ErrUnsupported, "Options.Device is %v: use the CPU", o.Device)
-	case eightBits(o.Cache):
+	case fewBits(o.Cache):
 		return fail(ErrUnsupported, "Options.Cache is %v: use float32, leanattention.Float16 or BFloat16", o.Cache)
 	}
 	for layer := range s.Layers {

@@ -85,7 +85,7 @@ func TestFlagsRefused(t *testing.T) {
 		{`-device "gpu:-1": "-1" is no number of a GPU`, []string{"generate", "-p", "a", "-device", "gpu:-1"}},
 		{`for flag -shard: none of auto, context, heads`, []string{"generate", "-p", "a", "-device", "gpu:0,1", "-shard", "rows"}},
 		{"-shard needs several GPUs", []string{"generate", "-p", "a", "-device", "gpu", "-shard", "context"}},
-		{"for flag -ctk: none of bf16, e4m3, f16, f32, int8", []string{"generate", "-p", "a", "-ctk", "f8"}},
+		{"for flag -ctk: none of bf16, e4m3, f16, f32, int8, q4", []string{"generate", "-p", "a", "-ctk", "f8"}},
 		{"for flag -seed: not a whole number from 0 on", []string{"generate", "-p", "a", "-seed", "-1"}},
 		{"not defined: -seed", []string{"perplexity", "-f", "x", "-seed", "3"}},
 		{"not defined: -temp", []string{"perplexity", "-f", "x", "-temp", "1"}},
