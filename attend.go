@@ -17,6 +17,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -51,6 +52,8 @@ type Args struct {
 	// Sinks, if not nil, is a vector with the attention sink of each query head ([WithSinks]), of Q's element type, or float32
 	// for Q of [Float16] or [BFloat16].
 	Sinks G.Value
+	// Tensors are the tensors of [WithVariant], by their names in its expressions: floats of Q's element type, or ints.
+	Tensors map[string]G.Value
 	// Segments are keys and values that sequences share. They come before the sequences' own keys, so all queries of these
 	// sequences see all of a segment.
 	//
@@ -93,12 +96,15 @@ type Segment struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant|optDropout, opts)
+	c, err := newConfig(op, ofScores|optVariant|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant|optDropout, opts)
 	if err != nil {
 		return err
 	}
 	if c.seed != nil {
 		return errs.Errorf(op, ErrOption, "WithDropout(%v) has a node as the seed: give nil, and Args.Seed", c.score.Dropout)
+	}
+	if v := c.variantOf; v != nil && len(v.Tensors) > 0 {
+		return errs.Errorf(op, ErrOption, "WithVariant has nodes as Tensors: give none, and Args.Tensors")
 	}
 	names := []string{"q", "k", "v", "out", "lse"}
 	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}
@@ -114,6 +120,9 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	values = values[:len(values)-2*len(a.Segments)]
+	if gpu != nil && (c.variantOf != nil || len(a.Tensors) > 0) {
+		return errs.Errorf(op, ErrUnsupported, "WithVariant on %v: it is for operands in host memory", gpu)
+	}
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
@@ -146,6 +155,9 @@ func Attend(a Args, opts ...Option) (err error) {
 			return err
 		}
 		c.score.Sinks = true
+	}
+	if err = c.readTensors(op, &t, &a, p.query); err != nil {
+		return err
 	}
 	if err = checkResult(op, roleOut, &t, &p, p.valueDim); err != nil {
 		return err
@@ -463,11 +475,15 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return errs.Engine(op, "plan", err)
 	}
-	var err error
+	tensors := variantTensors(c.score.Variant, t)
+	err := r.plan.CheckTensors(tensors)
+	if err != nil {
+		return errs.Errorf(op, ErrShape, "WithVariant: %v", err)
+	}
 	if p.query == tensor.Float32 {
-		err = attendDense(&r.plan, &r.f32, r.seed, t)
+		err = attendDense(&r.plan, &r.f32, r.seed, t, tensors)
 	} else {
-		err = attendDense(&r.plan, &r.f64, r.seed, t)
+		err = attendDense(&r.plan, &r.f64, r.seed, t, tensors)
 	}
 	if err != nil {
 		return errs.Engine(op, "attend", err)
@@ -475,7 +491,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	return nil
 }
 
-func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], seed int64, t *tensors) error {
+func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], seed int64, t *tensors, ofVariant []variant.Tensor) error {
 	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), Pages: attn.InPlanes(operand.StorageBuffer(t[roleK]), operand.StorageBuffer(t[roleV])), Seed: seed}
 	if bias := t[roleBias]; bias != nil {
 		o.Bias = dense.Elements[F](bias)
@@ -486,6 +502,7 @@ func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], s
 	if lse := t[roleLSE]; lse != nil {
 		o.LSE = dense.Backing[F](lse)
 	}
+	o.Tensors = ofVariant
 	err := attention.Run(cpu.Default(), plan, o)
 	*o = attention.Operands[F]{} // keep nobody's memory alive
 	return err

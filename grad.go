@@ -143,7 +143,7 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 	if op.score.Sinks {
 		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('d')})
 	}
-	return t
+	return append(t, op.tensorTypes()...)
 }
 
 // DiffWRT: of a cache everything, since false would drop its part of a sum's

@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/stock"
+	"gorgonia.org/leanattention/internal/variant"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -56,7 +57,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optQueryLengths|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optVariant|optBias|optSinks|optDropout|optLengths|optQueryLengths|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +114,11 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		a.constant[roleSinks] = stock.Of(c.sinksNode).Kind == stock.Constant
 		children = append(children, c.sinksNode)
 	}
+	nodes, err := a.variantNodes(op, q, p.query)
+	if err != nil {
+		return nil, err
+	}
+	children = append(children, nodes...)
 	for i := 3; i < len(children); i++ {
 		if err = sameGraph(op, a.inputs()[i].String(), children[i], q); err != nil {
 			return nil, err
@@ -151,14 +157,20 @@ func (c *config) hasBias() bool         { return c.score.Bias != attn.Bias{} }
 // furtherRoles are the optional inputs of attention after q, k and v, in order.
 var furtherRoles = [...]role{roleLengths, roleQueryLengths, roleSeed, roleBias, roleSinks}
 
-// inputRoles are the inputs of attention for each subset of furtherRoles, which is a bit mask.
-var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
-	for i := range all {
-		all[i] = []role{roleQ, roleK, roleV}
-		for bit, of := range furtherRoles {
-			if i>>bit&1 != 0 {
-				all[i] = append(all[i], of)
+// inputRoles are the inputs of attention for each number of a variant's tensors, and each subset of furtherRoles, which is a bit mask.
+var inputRoles = func() (all [variant.MaxTensors + 1][1 << len(furtherRoles)][]role) {
+	for n := range all {
+		for i := range all[n] {
+			roles := []role{roleQ, roleK, roleV}
+			for bit, of := range furtherRoles {
+				if i>>bit&1 != 0 {
+					roles = append(roles, of)
+				}
 			}
+			for tensor := range n {
+				roles = append(roles, roleTensor+role(tensor))
+			}
+			all[n][i] = roles
 		}
 	}
 	return all
@@ -172,7 +184,11 @@ func (c *config) inputs() []role {
 			i |= 1 << bit
 		}
 	}
-	return inputRoles[i]
+	n := 0
+	if c.score.Variant != nil {
+		n = len(c.score.Variant.Tensors)
+	}
+	return inputRoles[n][i]
 }
 
 // OperandName makes it a [graph.Named].
@@ -208,6 +224,7 @@ func (op *attentionOp) Type() hm.Type {
 	if op.score.Sinks {
 		args = append(args, of(1, 'a'))
 	}
+	args = append(args, op.tensorTypes()...)
 	return hm.NewFnType(append(args, of(op.rank, 'a'))...)
 }
 
@@ -223,8 +240,8 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if err != nil {
 		return nil, err
 	}
-	if op.score.Sinks { // the last, whatever stands in front
-		if err = checkSinks("Attention", operand.New("sinks", shapes[len(shapes)-1], op.query), p.heads, op.query); err != nil {
+	if i := slices.Index(op.inputs(), roleSinks); i >= 0 {
+		if err = checkSinks("Attention", operand.New("sinks", shapes[i], op.query), p.heads, op.query); err != nil {
 			return nil, err
 		}
 	}
@@ -284,6 +301,12 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 	for i, of := range op.inputs() {
 		if of == roleSeed {
 			if r.seed, err = readSeed(name, in[i]); err != nil {
+				return t, err
+			}
+			continue
+		}
+		if of.ofVariant() {
+			if t[of], err = op.readTensor(name, int(of-roleTensor), in[i], op.query); err != nil {
 				return t, err
 			}
 			continue
@@ -394,6 +417,9 @@ func (c *config) more() (s string) {
 	if c.score.Sinks {
 		s += ", sinks"
 	}
+	if c.score.Variant != nil {
+		s += ", variant"
+	}
 	return s
 }
 
@@ -499,9 +525,15 @@ func LogSumExp(out *G.Node) (lse *G.Node, err error) {
 	}
 	switch of := out.Op().(type) {
 	case interface{ attention() *attentionOp }:
+		if v := of.attention().score.Variant; v != nil && v.Unnormalised {
+			return nil, errs.Errorf(op, ErrUnsupported, "the attention has a Variant that is Unnormalised: its weights have no sum")
+		}
 		return of.attention().lseNode(out, stock.ChildrenOf(out))
 	case interface{ cached() *cachedOp }:
 		c := of.cached()
+		if v := c.score.Variant; v != nil && v.Unnormalised {
+			return nil, errs.Errorf(op, ErrUnsupported, "the attention has a Variant that is Unnormalised: its weights have no sum")
+		}
 		l := &lseOp{of: "CachedAttention", inRank: out.Dims(), dtype: c.rows.LSEType(), shape: c.rows.LSEShape(), from: &c.lse}
 		return newLSE(l, out, out)
 	}

@@ -55,7 +55,7 @@ import (
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSinks|optRotary|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optVariant|optSinks|optRotary|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +100,14 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		}
 		children = append(children, c.sinksNode)
 	}
+	nodes, err := c.variantNodes(op, q, rows.Query)
+	if err != nil {
+		return nil, err
+	}
+	if c.score.Variant != nil && cfg.Window > 0 {
+		return nil, errs.Errorf(op, ErrUnsupported, "WithVariant, on a cache that gives pages back (Window %d): indices of keys change", cfg.Window)
+	}
+	children = append(children, nodes...)
 	g := geometryOf(&rows, cfg, &c)
 	if err := s.cache.store.Supports(op, &g); err != nil {
 		return nil, err
@@ -183,6 +191,7 @@ func (op *cachedOp) Type() hm.Type {
 	if op.score.Sinks {
 		args = append(args, G.TensorType{Dims: 1, Of: op.rows.LSEType()})
 	}
+	args = append(args, op.tensorTypes()...)
 	return hm.NewFnType(append(args, m())...)
 }
 
@@ -215,7 +224,11 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	o, err := op.step.cache.store.Operands(name, in)
+	n := len(in)
+	if v := op.score.Variant; v != nil {
+		n -= len(v.Tensors)
+	}
+	o, err := op.step.cache.store.Operands(name, in[:n])
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +249,15 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 			return nil, err
 		}
 	}
-	out, lse, err := op.step.attend(name, &op.node, op.layerCall(r, in, nil))
+	call := op.layerCall(r, in, nil)
+	for i, v := range in[n:] {
+		t, err := op.readTensor(name, i, v, r.Query)
+		if err != nil {
+			return nil, err
+		}
+		call.Tensors = append(call.Tensors, variantTensor(t))
+	}
+	out, lse, err := op.step.attend(name, &op.node, call)
 	if err != nil {
 		return nil, err
 	}

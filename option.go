@@ -26,6 +26,7 @@ type Option struct {
 	node     *G.Node
 	slopes   attn.Slopes
 	rotary   rope.Config
+	variant  *Variant
 }
 
 // optionKind is a bit for each option, so that a set of options is a mask.
@@ -50,6 +51,7 @@ const (
 	optInvariant
 	optQueryLengths
 	optQueriesAtEnd
+	optVariant
 )
 
 // ofScores are the options that change scores or masks without an operand.
@@ -93,6 +95,8 @@ func (k optionKind) String() string {
 		return "WithQueryLengths"
 	case optQueriesAtEnd:
 		return "WithQueriesAtEnd"
+	case optVariant:
+		return "WithVariant"
 	}
 	return "the zero Option"
 }
@@ -112,6 +116,8 @@ func (k optionKind) takers() string {
 		return "it is for Attention and Attend; Default and a cache have no dropout"
 	case optSinks:
 		return "it is for Attention and CachedAttention; Attend has Args.Sinks, and Default has none"
+	case optVariant:
+		return "it is for Attention, CachedAttention and Attend"
 	case optRotary:
 		return "it is for CachedAttention; elsewhere turn q and k before, by Rotary of package nn"
 	case optSchedule, optTileTokens, optWorkers, optInvariant:
@@ -402,6 +408,7 @@ type config struct {
 	biasScale    float64
 	seed         *G.Node
 	sinksNode    *G.Node
+	variantOf    *Variant // nil: none, or score has it
 	mixed        bool
 	rotaryOf     *rope.Config // nil: none
 	rotary       attn.Rotary  // that it is for the heads of a cache
@@ -494,6 +501,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			c.mask.SinkTokens = o.n
 		case optRotary:
 			c.rotaryOf = &o.rotary
+		case optVariant:
+			c.variantOf = o.variant
 		case optSoftCap:
 			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
 				return c, errs.Errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
@@ -534,6 +543,8 @@ func (c *config) needsPositions() string {
 		return "WithWindow"
 	case c.score.Slopes != "":
 		return "WithALiBi"
+	case c.score.Variant.Positions():
+		return "WithVariant"
 	}
 	return ""
 }

@@ -25,15 +25,22 @@ const (
 	roleSeed
 	roleBias
 	roleSinks
+	roleTensor // the first of a variant
+	roleTensor1
+	roleTensor2
+	roleTensor3
 	roleOut
 	roleLSE
 	roleGrad // the gradient of out or of lse, which comes in
 	roles    // how many there are
 )
 
-var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed", "bias", "sinks", "out", "lse", "the gradient"}
+var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed", "bias", "sinks", "tensor 0 of the variant", "tensor 1 of the variant", "tensor 2 of the variant", "tensor 3 of the variant", "out", "lse", "the gradient"}
 
 func (r role) String() string { return roleNames[r] }
+
+// ofVariant reports whether r is a tensor of a variant.
+func (r role) ofVariant() bool { return r >= roleTensor && r <= roleTensor3 }
 
 // tensors are the tensors of a run by role; nil: none.
 type tensors [roles]*tensor.Dense

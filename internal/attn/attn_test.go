@@ -157,6 +157,8 @@ func set(t *testing.T, v reflect.Value) {
 		v.SetString("12345678")
 	case reflect.Struct:
 		set(t, v.Field(0))
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
 	default:
 		t.Fatalf("a field is a %v: tell this test how to set it", v.Kind())
 	}

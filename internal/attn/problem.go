@@ -122,6 +122,8 @@ func (p *Problem) TreeFits() error {
 		return fmt.Errorf("a tree and a window of %d keys", p.Window)
 	case p.Slopes != "":
 		return errors.New("a tree and slopes of scores (ALiBi)")
+	case p.Variant != nil:
+		return errors.New("a tree and a variant")
 	}
 	return nil
 }

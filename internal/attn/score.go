@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Score says what happens to scores between the product and the softmax, and to the weights behind it. The zero Score is
@@ -14,6 +16,7 @@ import (
 //	s = Cap tanh(s/Cap)
 //	s = s + Slopes.Of(h) (j-p)
 //	s = s + bias(h, p, j)
+//	s = Variant(s, h, p, j)
 //
 // A weight, which is exp(s) by their sum, is 0 with the probability Dropout, and otherwise divided by 1-Dropout: which ones
 // are 0 says package dropout, by the seed of the run. The sum is that of all, dropped or not.
@@ -31,6 +34,10 @@ type Score struct {
 	Bias   Bias    // where the numbers of an operand are, if not zero
 	Sinks  bool    // query heads have sinks
 
+	// Variant changes scores and hides keys after all else; nil: none. Its position of a query is the one among the keys. If the
+	// Variant is unnormalised, weights are not divided by their sum.
+	Variant *variant.Program
+
 	Dropout float64 // in [0, 1)
 }
 
@@ -41,12 +48,13 @@ const (
 	AddedBias
 	Sinks // query heads have attention sinks
 	Dropout
+	Varied // a variant
 	behindScore
 )
 
 // take makes all fields of s zero that it knows, and returns the features that they were.
 func (s *Score) take() (f Feature) {
-	for i, was := range [...]bool{taken(&s.Cap), taken(&s.Slopes), taken(&s.Bias), taken(&s.Sinks), taken(&s.Dropout)} {
+	for i, was := range [...]bool{taken(&s.Cap), taken(&s.Slopes), taken(&s.Bias), taken(&s.Sinks), taken(&s.Dropout), taken(&s.Variant)} {
 		if was {
 			f |= firstOfScore << i
 		}
@@ -65,6 +73,8 @@ func (s *Score) text(f Feature) string {
 		return "a bias"
 	case Sinks:
 		return "attention sinks"
+	case Varied:
+		return "a variant"
 	}
 	return fmt.Sprintf("a dropout of %v", s.Dropout)
 }

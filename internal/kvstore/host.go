@@ -151,6 +151,9 @@ func (p *hostPlan) Build(op string, seqs []attn.Sequence, _ int) error {
 }
 
 func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
+	if err := p.plan.CheckTensors(c.Tensors); err != nil {
+		return nil, nil, errs.Errorf(op, errs.ErrShape, "%v: WithVariant: %v", c.Node, err)
+	}
 	if c.Rows.Query == tensor.Float32 {
 		out, lse, err = attendLayer[float32](p, c)
 	} else {
@@ -182,6 +185,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	if c.Sinks != nil {
 		operands.Sinks = dense.Elements[F](c.Sinks.(*tensor.Dense))
 	}
+	operands.Tensors = c.Tensors
 	if c.LSE {
 		l := dense.New(c.Rows.Query, c.Rows.LSEShape()...)
 		operands.LSE, lse = dense.Backing[F](l), l

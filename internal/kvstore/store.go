@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Store is the memory of a cache's pages, on the host or on GPUs. Layers compute where their pages are. The cache assigns pages to
@@ -100,10 +101,11 @@ type Call struct {
 	Rows  Rows
 	QKV   []G.Value // query, key and value, which Operands has checked
 
-	Sinks  G.Value       // nil: none
-	LSE    bool          // whether to return the log-sum-exp
-	Out    *ongpu.Tensor // receives the output, on the GPU of QKV; nil: Attend makes a new value
-	Memory *ongpu.Node   // of new outputs and log-sum-exps on a GPU
+	Sinks   G.Value          // nil: none
+	Tensors []variant.Tensor // of the layer's variant
+	LSE     bool             // whether to return the log-sum-exp
+	Out     *ongpu.Tensor    // receives the output, on the GPU of QKV; nil: Attend makes a new value
+	Memory  *ongpu.Node      // of new outputs and log-sum-exps on a GPU
 }
 
 // LayerNames are the names of a layer's inputs.

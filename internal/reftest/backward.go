@@ -211,8 +211,8 @@ func (b *backward) row(pos, head int) {
 		if c.Bias.X != nil {
 			b.bias.add(c.Bias.Row(b.seq, head, pos)+j, ds, dsErr)
 		}
-		if c.SoftCap != 0 {
-			ds, dsErr = ds*slope, dsErr*(slope+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
+		if c.SoftCap != 0 || c.Variant != nil {
+			ds, dsErr = ds*slope, dsErr*(math.Abs(slope)+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
 		}
 
 		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)

@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dropout"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Shape describes an attention problem without its numbers. Sequence s has Queries[s] query positions and
@@ -26,6 +27,9 @@ type Shape struct {
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
 	Bias    Bias      // added to the scores after all other terms
 	Sinks   []float64 // if not nil, Sinks[head] is an additional score without a value; -Inf: none
+
+	Variant *variant.Program // changes scores and hides keys after all else; nil: none
+	Tensors []variant.Tensor // of Variant, in float64 or int32
 
 	Dropout float64 // probability that a weight is set to 0; the other weights are divided by 1-Dropout
 	Seed    int64   // selects the dropped weights; 0: no dropout
@@ -96,6 +100,9 @@ func (s Shape) String() string {
 	}
 	if s.Sinks != nil {
 		causal += fmt.Sprintf(" sinks %v", s.Sinks)
+	}
+	if s.Variant != nil {
+		causal += fmt.Sprintf(" variant %v", s.Variant)
 	}
 	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
 }
@@ -551,6 +558,10 @@ func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, sco
 		}
 		score += bias
 		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
+	}
+	if s.Variant != nil {
+		y, yOff, d, dOff := s.varied(seq, pos, head, j, score, scoreOff, u)
+		return y, yOff, d * derivative, dOff*derivative + (math.Abs(d)+dOff)*derivativeOff + u*math.Abs(d*derivative)
 	}
 	return score, scoreOff, derivative, derivativeOff
 }

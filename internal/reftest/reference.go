@@ -273,7 +273,15 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 		}
 		bound[i] = b
 	}
-	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
+	lseBound = dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
+	if c.Variant != nil && c.Variant.Unnormalised {
+		sum := math.Exp(lse)
+		for i := range o {
+			bound[i] = (bound[i]+math.Abs(o[i])*(math.Expm1(lseBound)+8*u))*sum + (w.abs[i]/l+1)*w.p.Acc.Tiny()
+			o[i] *= sum
+		}
+	}
+	return lse, lseBound
 }
 
 // keep returns the values of the visible keys, times the dropout factors of their weights.

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Batch invariance: the bits of a row depend only on its query and on the keys and values that are visible to the row.
@@ -187,8 +188,15 @@ func (a *alone[F]) leanTile(n int64, state *partial[F]) {
 	g := &a.ws.plan.g
 	state.reset(a.b.rows, g.ValueDim)
 	a.state = state
-	first := int(a.l.at(n)) * g.TileTokens
+	first := int(a.l.at(a.b.number(n))) * g.TileTokens
 	end := min(first+g.TileTokens, a.b.seq.keys)
+	if v := &a.w.variant; g.Variant != nil {
+		sight := v.sight(&a.b, first, end)
+		if sight == variant.Never {
+			return
+		}
+		v.hides = sight == variant.Sometimes
+	}
 	for key := first; key < end; key += invariantKeys {
 		a.keys(key, min(key+invariantKeys, first+g.TileTokens))
 	}

@@ -126,9 +126,9 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Mask:       c.Mask,
-		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: cputest.BiasOf(c.Bias), Sinks: c.Sinks != nil, Dropout: c.Dropout},
+		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: cputest.BiasOf(c.Bias), Sinks: c.Sinks != nil, Dropout: c.Dropout, Variant: c.Variant},
 	}
-	p.ops.Seed = c.Seed
+	p.ops.Seed, p.ops.Tensors = c.Seed, cputest.TensorsOf[F](c.Tensors)
 	p.ops.Bias = reftest.Convert[F](c.DenseBias())
 	if c.Sinks != nil {
 		p.ops.Sinks = reftest.Convert[F](c.Sinks)

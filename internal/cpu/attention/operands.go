@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // spares has the memory of finished runs, which an engine reuses.
@@ -21,6 +22,7 @@ type spares[F cpu.Real] struct {
 //   - Pages are the pages of keys and values.
 //   - Bias is the Problem's bias, nil without one.
 //   - Sinks has a sink for each query head, if the Problem has Sinks.
+//   - Tensors are those of the Problem's Variant, in its order.
 //
 // Out and LSE must not overlap the other buffers.
 type Operands[F lean.Float] struct {
@@ -29,6 +31,7 @@ type Operands[F lean.Float] struct {
 	Bias        []F
 	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
 	Sinks       []F
+	Tensors     []variant.Tensor
 }
 
 // Sink returns the attention sink of a query head, or -Inf. It is the log-sum-exp of a row without visible keys.
@@ -103,6 +106,9 @@ func check[F cpu.Real](p *Plan, o *Operands[F]) error {
 	}
 	if n := len(o.Sinks); g.Sinks && n != g.Heads || !g.Sinks && o.Sinks != nil {
 		return attn.Errorf(op, attn.ErrShape, "%d sinks for %d query heads, the plan has sinks: %t", n, g.Heads, g.Sinks)
+	}
+	if err := p.CheckTensors(o.Tensors); err != nil {
+		return attn.Errorf(op, attn.ErrShape, "%v", err)
 	}
 	if p.lastPage < 0 {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // blockRows is the largest number of packed rows of a block of query positions, which share one pass over the keys and
@@ -48,6 +49,11 @@ type Plan struct {
 	threads  int     // threads that a run can use
 	rotation rotation
 
+	// With a variant that hides keys: the LeanTiles of each block that some query sees, and where each list is.
+	seen  []int32
+	lists []seenTiles
+	bound []variant.Interval // scratch
+
 	// PrefixBytes is the least number of bytes that sharing must save for keys of several sequences to be attended to
 	// once. 0: the engine's choice.
 	PrefixBytes int
@@ -62,6 +68,7 @@ type span struct {
 	masked             int // positions in the leading blocks without visible keys, for which no worker has work
 	page               int // its first page in Plan.pages
 	cut                int // see attn.Sequence
+	lists              int // of Plan.lists, that of its first block
 
 	tree attn.Tree // of the query positions; nil: none, or a chain
 }
@@ -182,6 +189,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 	p.g = g
 	p.sched.Reset(g.KVHeads)
 	p.seqs, p.pages, p.trees = p.seqs[:0], p.pages[:0], p.trees[:0]
+	p.seen, p.lists = p.seen[:0], p.lists[:0]
 	p.rows, p.lastPage, p.slots, p.packed = 0, lastPage, 0, 0
 	group, most := g.Group(), blockRows
 	if waysFor(&g) != nil {
@@ -193,7 +201,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		q := &seqs[i]
 		p.seqs = append(p.seqs, span{})
 		s := &p.seqs[len(p.seqs)-1] // written in place, without a copy
-		s.row, s.queries, s.keys, s.page, s.cut = q.Row, q.Queries, q.Keys, len(p.pages), q.Cut
+		s.row, s.queries, s.keys, s.page, s.cut, s.lists = q.Row, q.Queries, q.Keys, len(p.pages), q.Cut, len(p.lists)
 		if q.Tree != nil && !q.Tree.Chain() { // a chain is a causal mask
 			at := len(p.trees)
 			p.trees = append(p.trees, q.Tree...)
@@ -212,7 +220,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		}
 		for from := 0; from < s.queries; from += s.positions {
 			to := min(from+s.positions, s.queries)
-			n := s.countTiles(&g, from, to)
+			n := p.see(&g, s, i, from, to, s.countTiles(&g, from, to))
 			if n == 0 {
 				s.masked = to
 			}

@@ -66,6 +66,8 @@ type worker[F cpu.Real] struct {
 	scores []F
 	wide   []F
 
+	variant variantRun[F]
+
 	decoded decoder[F] // used if kernels do not read keys and values in place
 
 	prompt promptScratch
@@ -182,6 +184,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		if need := g.Group() * invariantKeys; g.Invariant && g.Tree && g.Bias != (attn.Bias{}) && len(w.treeBias) < need {
 			w.treeBias = dense.Make[F](need)
 		}
+		if g.Variant != nil {
+			w.variant.prepare(g.Variant, false)
+		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)
 		}
@@ -218,6 +223,7 @@ func (ws *workspace[F]) Work(i, thread int) {
 		if !ok {
 			w.tile, w.some = tile{}, tile{} // they point into the operands
 			w.decoded.plan, w.decoded.pages = nil, nil
+			w.variant.forget()
 			w.runs.forget()
 			clear(w.bias)
 			return
@@ -262,16 +268,22 @@ type block struct {
 	head0    int // first query head
 	group    int // query heads of the KV head
 	rows     int
+	seen     []int32 // LeanTiles, as a variant says; nil: all
 }
 
 func (p *Plan) block(k lean.Work) block {
 	s := &p.seqs[k.Seq]
 	from, to := s.block(k.Block)
 	group := p.g.Group()
-	return block{
+	b := block{
 		seq: s, index: int(k.Seq), from: from, to: to,
 		head: k.Head, head0: k.Head * group, group: group, rows: (to - from) * group,
 	}
+	if len(p.lists) > 0 {
+		l := p.lists[s.lists+int(k.Block)]
+		b.seen = p.seen[l.at : l.at+l.n]
+	}
+	return b
 }
 
 // pack gathers the block's query rows into w.q, rotated if the plan rotates and mixed if keys are, with the scale folded in.
@@ -403,14 +415,13 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		t.Visible = nil
 	}
 	context, front := b.seq.context(g, b.from, b.to)
-	part := context.Part(k.Begin, k.End, g.TileTokens)
-	key, end := part.First, part.End
-	if stop := min(end, context.First+front); key < stop { // sink tokens are visible to all rows
-		seen(key-context.First, stop-context.First)
-		key = stop
-	}
-	if many := ws.prompt != nil && b.rows >= promptRows && b.seq.tree == nil; many && w.prompt.begin(ws.prompt, t) {
-		for key < end {
+	many := ws.prompt != nil && b.rows >= promptRows && b.seq.tree == nil && w.prompt.begin(ws.prompt, t)
+	ws.ranges(w, b, k.Begin, k.End, func(key, end int) {
+		if stop := min(end, context.First+front); key < stop { // sink tokens are visible to all rows
+			seen(key-context.First, stop-context.First)
+			key = stop
+		}
+		for many && key < end {
 			n := min(promptKeys, end-key)
 			if ready(key); ws.inTiles(w, &rows, b, key, n, key < low || key+n > all) {
 				keys += n
@@ -419,8 +430,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			}
 			key += n
 		}
-	}
-	some(key, end)
+		some(key, end)
+	})
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)
 	}
@@ -455,7 +466,11 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 			clear(out)
 		} else {
 			s.Sink(F(float64(lse) * lean.Log4E))
-			vector.Divide(out, s.O, F(float64(s.L)*keep))
+			if g.Variant != nil && g.Variant.Unnormalised {
+				vector.Scale(out, s.O, math.Exp(lean.Ln4*float64(s.M))/keep)
+			} else {
+				vector.Divide(out, s.O, F(float64(s.L)*keep))
+			}
 		}
 		if o.LSE != nil {
 			if !empty {

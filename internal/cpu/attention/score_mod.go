@@ -11,7 +11,7 @@ import (
 
 // canModify has the score changes of attention on a CPU. A new one is a field of attn.Score that [workspace.scoreMod]
 // reads, and a step of modifyScores.
-const canModify = attn.Cap | attn.SlopesOfHeads | attn.AddedBias
+const canModify = attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Varied
 
 // scoreMod has the changes of a tile's scores. Its slices are by row of the tile.
 type scoreMod struct {
@@ -22,6 +22,9 @@ type scoreMod struct {
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
 	BiasScale         float64 // factor of the bias, including log4(e)
+
+	variant    tileModifier // nil: none
+	variantRow int          // the tile's first row, in the block
 }
 
 // scoreMod returns the score modification of the block's rows. [workspace.modAt] sets the parts that depend on keys.
@@ -36,6 +39,10 @@ func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	}
 	if g.Bias != (attn.Bias{}) {
 		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.Factor()*lean.Log4E
+	}
+	if g.Variant != nil {
+		w.variant.open(&b, ws.ops.Tensors)
+		s.variant = &w.variant
 	}
 	return s
 }
@@ -57,11 +64,11 @@ func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
 func (b *scoreMod) none() bool { return b.Cap == 0 && !b.byKey() }
 
 // byKey reports whether b depends on the positions of keys.
-func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil }
+func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil || b.variant != nil }
 
 // rows returns b for rows [row, row+n).
 func (b *scoreMod) rows(row, n int) scoreMod {
-	part := scoreMod{Cap: b.Cap}
+	part := scoreMod{Cap: b.Cap, variant: b.variant, variantRow: b.variantRow + row}
 	if b.Slopes != nil {
 		part.Slopes, part.Distances = b.Slopes[row:row+n], b.Distances[row:row+n]
 	}
@@ -88,9 +95,12 @@ func modifyScores[F cpu.Real](t *tile, scores []F, stride int) {
 		if t.Cap != 0 {
 			vector.SoftCap(s, t.Cap)
 		}
-		if t.byKey() {
+		if t.Slopes != nil || t.Bias != nil {
 			modifyByKey(t, r, s)
 		}
+	}
+	if t.variant != nil {
+		t.variant.modify(t, unsafe.Pointer(unsafe.SliceData(scores)), stride)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Untouched is a NaN that no arithmetic makes: outputs hold it until they are written.
@@ -43,6 +44,24 @@ func AccOf[F lean.Float]() reftest.Format {
 // BiasOf is b as a problem has it.
 func BiasOf(b reftest.Bias) attn.Bias {
 	return attn.Bias{Sequences: b.Sequences, Heads: b.Heads, Queries: b.Queries, Keys: b.Keys, Scale: b.Scale}
+}
+
+// TensorsOf returns the tensors of a variant with floats of type F.
+func TensorsOf[F lean.Float](tensors []variant.Tensor) (of []variant.Tensor) {
+	for _, t := range tensors {
+		if t.Int() {
+			of = append(of, t)
+			continue
+		}
+		switch x := any(reftest.Convert[F](t.F64)).(type) {
+		case []float32:
+			t.F32, t.F64 = x, nil
+		case []float64:
+			t.F64 = x
+		}
+		of = append(of, t)
+	}
+	return of
 }
 
 // Filled returns n elements that nothing has written.
