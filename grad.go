@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -48,7 +49,7 @@ func (op *attentionOp) DiffWRT(n int) []bool {
 
 // hasGradient reports whether an optional input has a gradient.
 func (op *attentionOp) hasGradient(of role) bool {
-	return (of == roleBias && op.hasBias() || of == roleSinks && op.score.Sinks) && !op.constant[of]
+	return (of == roleBias && op.hasBias() || of == roleSinks && op.score.Sinks || of.ofVariant() && op.hasPartial(int(of-roleTensor))) && !op.constant[of]
 }
 
 // SymDiff adds the nodes of the gradients (tape machine).
@@ -163,15 +164,22 @@ type gradOp struct {
 	graph.Plain
 	problem
 	config
-	ofLSE    bool
-	ofBias   bool // it is one of the gradients
-	ofSinks  bool // they are
-	gradRank int  // of the gradient that comes in: 0 where Gorgonia made a scalar of it
+	ofLSE        bool
+	ofBias       bool                     // it is one of the gradients
+	ofSinks      bool                     // they are
+	ofTensors    [variant.MaxTensors]bool // they are
+	tensorShapes [variant.MaxTensors]tensor.Shape
+	gradRank     int // of the gradient that comes in: 0 where Gorgonia made a scalar of it
 }
 
 // gradient returns the op of the gradients of op's output, or of its log-sum-exp.
 func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
-	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasGradient(roleBias), ofSinks: op.hasGradient(roleSinks), gradRank: gradRank}
+	g := &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasGradient(roleBias), ofSinks: op.hasGradient(roleSinks), gradRank: gradRank}
+	for i := range g.ofTensors {
+		g.ofTensors[i] = op.hasGradient(roleTensor + role(i))
+	}
+	g.tensorShapes = op.tensorShapes
+	return g
 }
 
 // gradPart is one gradient: its role, the input of the differentiated op, and its shape.
@@ -195,6 +203,11 @@ func (op *gradOp) parts() []gradPart {
 	}
 	if op.ofSinks {
 		add(roleSinks, tensor.Shape{op.heads})
+	}
+	for i, wanted := range op.ofTensors {
+		if wanted {
+			add(roleTensor+role(i), op.tensorShapes[i])
+		}
 	}
 	return parts
 }
@@ -236,6 +249,9 @@ func (op *gradOp) inputs() (in []gradInput) {
 			add(of, "bias", op.biasShape(op.score.Bias))
 		case roleSinks:
 			add(of, "sinks", tensor.Shape{op.heads})
+		default:
+			i := of - roleTensor // of any type that the variant has
+			add(of, op.score.Variant.Tensors[i].Name, op.tensorShapes[i])
 		}
 	}
 	if op.ofLSE {
@@ -267,6 +283,9 @@ func (op *gradOp) Type() hm.Type {
 		case roleSeed:
 			args = append(args, hm.TypeVariable('s'))
 			continue
+		}
+		if o.of.ofVariant() {
+			of = hm.TypeVariable('w' + rune(o.of-roleTensor))
 		}
 		if i == len(in)-1 && op.gradRank == 0 {
 			args = append(args, of)
@@ -300,7 +319,7 @@ func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *gradOp) name() string { return "Attention gradient" }
 
 func (op *gradOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t bias %t sinks %t rank %d", op.problem, op.config.hash(), op.ofLSE, op.ofBias, op.ofSinks, op.gradRank)
+	fmt.Fprintf(h, "leanattention.Gradient %+v %s lse %t bias %t sinks %t tensors %v rank %d", op.problem, op.config.hash(), op.ofLSE, op.ofBias, op.ofSinks, op.ofTensors, op.gradRank)
 }
 func (op *gradOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *gradOp) String() string {
@@ -330,6 +349,12 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		}
 		if i == len(in)-1 {
 			v = operand.OneElement(v, w.Shape)
+		}
+		if w.of.ofVariant() {
+			if t[w.of], err = op.readTensor(name, int(w.of-roleTensor), v, op.query); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if t[w.of], err = ongpu.Dense(name, w.Name, v); err != nil {
 			return nil, err
@@ -470,6 +495,11 @@ func backwardDense[F lean.Float](s *gradient.Shape, t *tensors, seed int64, part
 	}
 	to := dense.Backing[F](packed)
 	of := [roles]*[]F{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}
+	o.Tensors = variantTensors(s.Variant, t)
+	o.DTensors = make([][]F, len(o.Tensors))
+	for i := range o.DTensors {
+		of[roleTensor+role(i)] = &o.DTensors[i]
+	}
 	for _, p := range parts {
 		n := p.shape.TotalSize()
 		*of[p.of] = to[:n:n]

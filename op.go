@@ -118,6 +118,10 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	for i, n := range nodes {
+		a.constant[roleTensor+role(i)] = stock.Of(n).Kind == stock.Constant
+		a.tensorShapes[i] = n.Shape().Clone()
+	}
 	children = append(children, nodes...)
 	for i := 3; i < len(children); i++ {
 		if err = sameGraph(op, a.inputs()[i].String(), children[i], q); err != nil {
@@ -142,11 +146,12 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	constant [roles]bool // inputs that are constants: they have no gradient
-	lse      lseStore
-	graded   atomic.Bool  // there are nodes of gradients
-	stale    func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
-	memory   ongpu.Node
+	constant     [roles]bool                      // inputs that are constants: they have no gradient
+	tensorShapes [variant.MaxTensors]tensor.Shape // of the variant
+	lse          lseStore
+	graded       atomic.Bool  // there are nodes of gradients
+	stale        func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
+	memory       ongpu.Node
 }
 
 func (c *config) hasLengths() bool      { return c.given&optLengths != 0 }

@@ -197,6 +197,12 @@ func (c *config) tensorTypes() (types []hm.Type) {
 	return types
 }
 
+// hasPartial reports whether scores have a derivative by tensor i of the variant.
+func (c *config) hasPartial(i int) bool {
+	p := c.score.Variant
+	return p != nil && slices.ContainsFunc(p.Partials, func(x variant.Partial) bool { return p.Nodes[x.Element].Tensor == i })
+}
+
 // variantTensors returns the tensors of a variant in t.
 func variantTensors(p *variant.Program, t *tensors) (all []variant.Tensor) {
 	if p == nil {

@@ -267,3 +267,78 @@ func TestVariantRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestVariantGradients: gradients of q, k, v and of tensors, through a graph.
+func TestVariantGradients(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i, entry := range reftest.Gallery {
+		c := newVariantCase(rng, i)
+		g := G.NewGraph()
+		q, k, v, tensors := c.inputs(g)
+		out, err := la.Attention(q, k, v, c.option(tensors))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dO := make([]float64, len(c.Q)/c.Dim*c.ValueDim) // by token, head and element
+		by := make([]float32, len(dO))
+		for b := range c.batch {
+			for n := range c.queries {
+				for h := range c.Heads {
+					for j := range c.ValueDim {
+						x := float32(rng.NormFloat64())
+						dO[((b*c.queries+n)*c.Heads+h)*c.ValueDim+j] = float64(x)
+						by[((b*c.Heads+h)*c.queries+n)*c.ValueDim+j] = x
+					}
+				}
+			}
+		}
+		weights := G.NewConstant(tensor.New(tensor.WithShape(c.batch, c.Heads, c.queries, c.ValueDim), tensor.WithBacking(by)))
+		cost := G.Must(G.Sum(G.Must(G.HadamardProd(out, weights))))
+		wrt := G.Nodes{q, k, v}
+		var learned []int
+		for n, d := range c.Variant.Tensors {
+			if !d.Int {
+				learned, wrt = append(learned, n), append(wrt, tensors[d.Name])
+			}
+		}
+		grads, err := G.Grad(cost, wrt...)
+		if err != nil {
+			t.Fatalf("%s: %v", entry.Name, err)
+		}
+		m := G.NewTapeMachine(g)
+		if err := m.RunAll(); err != nil {
+			t.Fatalf("%s: %v", entry.Name, err)
+		}
+		p := reftest.Precision{Acc: reftest.Float32}
+		want := c.Backward(p, c.Reference(p), dO, nil)
+		tokens := func(x G.Value, heads, n, d int) (y []float64) {
+			of := x.(*tensor.Dense).Data().([]float32)
+			for b := range c.batch {
+				for at := range n {
+					for h := range heads {
+						for j := range d {
+							y = append(y, float64(of[((b*heads+h)*n+at)*d+j]))
+						}
+					}
+				}
+			}
+			return y
+		}
+		for n, x := range []struct{ got, want, bound []float64 }{
+			{tokens(grads[0].Value(), c.Heads, c.queries, c.Dim), want.DQ, want.DQBound},
+			{tokens(grads[1].Value(), c.KVHeads, c.keys, c.Dim), want.DK, want.DKBound},
+			{tokens(grads[2].Value(), c.KVHeads, c.keys, c.ValueDim), want.DV, want.DVBound},
+		} {
+			if err := reftest.Compare(x.got, x.want, x.bound, len(x.got)); err != nil {
+				t.Fatalf("%s: gradient %d: %v", entry.Name, n, err)
+			}
+		}
+		for n, of := range learned {
+			got := grads[3+n].Value().(*tensor.Dense).Data().([]float32)
+			if err := reftest.Compare(got, want.DTensors[of], want.DTensorsBound[of], len(got)); err != nil {
+				t.Fatalf("%s: gradient of %s: %v", entry.Name, c.Variant.Tensors[of].Name, err)
+			}
+		}
+		m.Close()
+	}
+}

@@ -12,8 +12,9 @@ type Gradients struct {
 	Shape
 	DQ, DK, DV                []float64
 	DQBound, DKBound, DVBound []float64
-	DBias, DBiasBound         []float64 // as the shape's Bias
-	DSinks, DSinksBound       []float64 // as the shape's Sinks
+	DBias, DBiasBound         []float64   // as the shape's Bias
+	DSinks, DSinksBound       []float64   // as the shape's Sinks
+	DTensors, DTensorsBound   [][]float64 // as the shape's Tensors
 }
 
 // Backward computes the gradients of a cost. dO (QueryRows, Heads, ValueDim) is the cost's gradient with
@@ -48,6 +49,10 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 		DK: make([]float64, len(c.K)), DKBound: make([]float64, len(c.K)),
 		DV: make([]float64, len(c.V)), DVBound: make([]float64, len(c.V)),
 	}
+	tensors := make([]*sharedSums, len(c.Tensors))
+	for i := range tensors {
+		tensors[i] = newSharedSums(c.Tensors[i].Len())
+	}
 	bias, sinks := newSharedSums(len(c.Bias.X)), newSharedSums(len(c.Sinks))
 	type task struct{ seq, head int }
 	tasks := make(chan task)
@@ -55,7 +60,7 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for t := range tasks {
-				b := backward{c: c, p: p, g: g, bias: bias, sinks: sinks, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
+				b := backward{c: c, p: p, g: g, bias: bias, sinks: sinks, tensors: tensors, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
 				b.run()
 			}
 		})
@@ -70,6 +75,10 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	u := p.Acc.Unit() + Float64.Unit()
 	g.DBias, g.DBiasBound = bias.result(c.Bias.scale(), u, p.Acc.Tiny())
 	g.DSinks, g.DSinksBound = sinks.result(1, u, p.Acc.Tiny())
+	for _, t := range tensors {
+		sums, bounds := t.result(1, u, p.Acc.Tiny())
+		g.DTensors, g.DTensorsBound = append(g.DTensors, sums), append(g.DTensorsBound, bounds)
+	}
 	return g
 }
 
@@ -107,6 +116,7 @@ type backward struct {
 	g        *Gradients
 	bias     *sharedSums
 	sinks    *sharedSums
+	tensors  []*sharedSums
 	forward  *Result
 	dO, dLSE []float64
 	seq, kv  int
@@ -181,7 +191,15 @@ func (b *backward) row(pos, head int) {
 		b.bias.Lock()
 		defer b.bias.Unlock()
 	}
+	for _, t := range b.tensors {
+		t.Lock()
+		defer t.Unlock()
+	}
 	dO, d, dErr := b.outGradient(at)
+	most := 1.0 // weight
+	if c.Variant != nil && c.Variant.Unnormalised {
+		d, dErr, lse, lseErr, most = 0, 0, 0, 0, math.Inf(1)
+	}
 	b.qAbs, b.dOAbs = absOf(b.qAbs, q), absOf(b.dOAbs, dO)
 	drops := c.drops()
 	for j := start; j < end; j++ {
@@ -191,9 +209,16 @@ func (b *backward) row(pos, head int) {
 		// product, and for large scores this rounding exceeds the difference between a weight of 0 and a
 		// weight of 1.
 		s, sOff, slope, slopeErr := c.Score(b.seq, pos, head, j, float64(s*c.Scale), u*float64(c.Dim+4)*sAbs*math.Abs(c.Scale), u)
+		var v variedScore
+		if c.Variant != nil {
+			if v = c.varied(b.seq, pos, head, j, s, sOff, u); v.hidden {
+				continue
+			}
+			s, sOff = v.values[v.Score], v.errors[v.Score]
+		}
 		w := math.Exp(s - lse)
 		eps := sOff + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
-		wErr := math.Min(w*expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
+		wErr := math.Min(w*expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), most)
 
 		var dp, dpAbs float64
 		if dO != nil {
@@ -208,11 +233,19 @@ func (b *backward) row(pos, head int) {
 		e += 2 * u * (math.Abs(dp) + math.Abs(d) + e)
 		ds := w * (dp - d)
 		dsErr := wErr*(math.Abs(dp-d)+e) + w*e + 2*u*math.Abs(ds)
+		if c.Variant != nil {
+			for k := range v.Partials {
+				tensor, at, by, byErr := v.partial(k)
+				b.tensors[tensor].add(at, ds*by, dsErr*(math.Abs(by)+byErr)+math.Abs(ds)*byErr+2*u*math.Abs(ds*by))
+			}
+			by, byErr := v.values[v.Slope], v.errors[v.Slope]
+			ds, dsErr = ds*by, dsErr*(math.Abs(by)+byErr)+math.Abs(ds)*(byErr+2*u*math.Abs(by))
+		}
 		if c.Bias.X != nil {
 			b.bias.add(c.Bias.Row(b.seq, head, pos)+j, ds, dsErr)
 		}
-		if c.SoftCap != 0 || c.Variant != nil {
-			ds, dsErr = ds*slope, dsErr*(math.Abs(slope)+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
+		if c.SoftCap != 0 {
+			ds, dsErr = ds*slope, dsErr*(slope+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
 		}
 
 		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)

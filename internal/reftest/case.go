@@ -534,7 +534,7 @@ func RandomBias(rng *rand.Rand, s Shape, capacity int) Shape {
 	return s
 }
 
-// Score returns the score of key j for a position, given the product s = Scale*q.k, and the score's
+// Score returns the score of key j for a position before a variant, given the product s = Scale*q.k, and the score's
 // derivative with respect to the product. off is the error bound of the product. scoreOff and derivativeOff
 // are the resulting error bounds. With t = tanh(s/SoftCap), the score's error comes from the product's error
 // and from the rounding of each term. The error of the derivative 1-t*t is 2 |t| times the error of t.
@@ -558,10 +558,6 @@ func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, sco
 		}
 		score += bias
 		scoreOff += 4 * u * (math.Abs(bias) + math.Abs(score))
-	}
-	if s.Variant != nil {
-		y, yOff, d, dOff := s.varied(seq, pos, head, j, score, scoreOff, u)
-		return y, yOff, d * derivative, dOff*derivative + (math.Abs(d)+dOff)*derivativeOff + u*math.Abs(d*derivative)
 	}
 	return score, scoreOff, derivative, derivativeOff
 }

@@ -205,6 +205,13 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	peak := 0
 	for j := range n {
 		w.s[j], w.off[j], _, _ = c.Score(seq, pos, head, w.seen[j], w.s[j], (u*float64(c.Dim+4)+w.p.Query)*w.off[j], u)
+		if c.Variant != nil {
+			if v := c.varied(seq, pos, head, w.seen[j], w.s[j], w.off[j], u); v.hidden {
+				w.s[j], w.off[j] = math.Inf(-1), 0
+			} else {
+				w.s[j], w.off[j] = v.values[v.Score], v.errors[v.Score]
+			}
+		}
 		if w.s[j] > w.s[peak] {
 			peak = j
 		}

@@ -9,21 +9,41 @@ import (
 	"gorgonia.org/leanattention/internal/variant"
 )
 
-// varied applies the shape's variant to a score with the error bound off. The results are those of [Shape.Score].
-func (s Shape) varied(seq, pos, head, j int, score, off, u float64) (y, yOff, derivative, derivativeOff float64) {
+// variedScore is a score that the shape's variant has changed: the values of the program's nodes, and their error bounds.
+type variedScore struct {
+	*variant.Program
+	hidden         bool
+	values, errors []float64
+	tensors        []variant.Tensor
+}
+
+// varied applies the shape's variant to a score with the error bound off.
+func (s Shape) varied(seq, pos, head, j int, score, off, u float64) variedScore {
 	p := s.Variant
 	at := &variant.At{Score: score, Query: s.Keys[seq] - s.Queries[seq] + pos, Key: j, Head: head, Sequence: seq, Tensors: s.Tensors}
-	if !p.SeesAt(at) {
-		return math.Inf(-1), 0, 0, 0
+	both := make([]float64, 2*len(p.Nodes))
+	values, errors := both[:len(p.Nodes)], both[len(p.Nodes):]
+	p.Values(at, values)
+	if p.Visible >= 0 && values[p.Visible] == 0 {
+		return variedScore{hidden: true}
 	}
-	values, errors := make([]float64, len(p.Nodes)), make([]float64, len(p.Nodes))
 	for i := range p.Nodes {
-		values[i] = p.ValueAt(i, at)
 		if errors[i] = errorOf(p, i, values, errors, off, u); errors[i] != errors[i] { // Inf - Inf, or 0 Inf
 			errors[i] = math.Inf(1)
 		}
 	}
-	return values[p.Score], errors[p.Score] + 4*u*math.Abs(values[p.Score]), values[p.Slope], errors[p.Slope]
+	errors[p.Score] += 4 * u * math.Abs(values[p.Score])
+	return variedScore{p, false, values, errors, s.Tensors}
+}
+
+// partial returns the index of the element of partial derivative k, in its tensor, and the derivative with its error bound.
+func (v *variedScore) partial(k int) (tensor, at int, by, byErr float64) {
+	p := v.Partials[k]
+	n := &v.Nodes[p.Element]
+	for axis, arg := range n.Arguments(v.Program) {
+		at = at*v.tensors[n.Tensor].Shape[axis] + int(v.values[arg])
+	}
+	return n.Tensor, at, v.values[p.By], v.errors[p.By]
 }
 
 // errorOf bounds the error of a node's value, from the errors of its arguments. A condition has the truth of the exact values.

@@ -18,6 +18,7 @@ type builder struct {
 
 	text  string // of the expression
 	what  string // "Score" or "Visible"
+	most  int    // nodes
 	depth int
 	err   error
 }
@@ -35,7 +36,7 @@ const infinity = "inf"
 
 // compile makes a Program.
 func compile(s *Source) (*Program, error) {
-	b := &builder{p: &Program{Tensors: s.Tensors, Visible: -1, Unnormalised: s.Unnormalised}, params: s.Params, names: map[string]int{}, same: map[Node]int{}}
+	b := &builder{p: &Program{Tensors: s.Tensors, Visible: -1, Unnormalised: s.Unnormalised}, params: s.Params, names: map[string]int{}, same: map[Node]int{}, most: maxNodes}
 	if len(s.Tensors) > MaxTensors {
 		return nil, fmt.Errorf("%d tensors; %d are the most", len(s.Tensors), MaxTensors)
 	}
@@ -75,8 +76,15 @@ func compile(s *Source) (*Program, error) {
 			return nil, fmt.Errorf("no expression reads the tensor %s", t.Name)
 		}
 	}
-	b.what, b.text = "the derivative of Score", ""
-	b.p.Slope = b.derivative(b.p.Score, map[int]int{})
+	b.what, b.text, b.most = "the derivatives of Score", "", maxDerived
+	b.p.Slope = b.derivative(b.p.Score, b.variable("score"))
+	for i := range b.p.Nodes {
+		if n := &b.p.Nodes[i]; n.Op == Element && n.Kind == Float {
+			if by := b.derivative(b.p.Score, i); !b.is(by, 0) {
+				b.p.Partials = append(b.p.Partials, Partial{Element: i, By: by})
+			}
+		}
+	}
 	return b.p, b.err
 }
 
@@ -150,9 +158,9 @@ func (b *builder) node(n Node) int {
 	if i, ok := b.same[n]; ok {
 		return i
 	}
-	if len(b.p.Nodes) >= maxNodes {
+	if len(b.p.Nodes) >= b.most {
 		if b.err == nil {
-			b.err = fmt.Errorf("%s: more than %d operations", b.what, maxNodes)
+			b.err = fmt.Errorf("%s: more than %d operations", b.what, b.most)
 		}
 		return 0
 	}

@@ -1,59 +1,90 @@
 package variant
 
-// derivative returns the node of the derivative of node i, a float, by the score. done has those that are known.
-func (b *builder) derivative(i int, done map[int]int) int {
-	if d, ok := done[i]; ok {
-		return d
-	}
-	d := b.slope(i, done)
-	done[i] = d
-	return d
+// deriver makes the derivatives of nodes by one node.
+type deriver struct {
+	*builder
+	by    int
+	done  map[int]int  // derivatives
+	needs map[int]bool // whether a node depends on by
 }
 
-func (b *builder) slope(i int, done map[int]int) int {
-	n := b.p.Nodes[i]
-	if n.Needs&NeedsScore == 0 || n.Kind != Float || b.err != nil {
-		return b.constant(0, Float, "0")
+// derivative returns the node of the derivative of node i, a float, by a node.
+func (b *builder) derivative(i, by int) int {
+	return (&deriver{b, by, map[int]int{}, map[int]bool{}}).of(i)
+}
+
+func (d *deriver) depends(i int) bool {
+	if i == d.by {
+		return true
 	}
-	of := func(k int) int { return b.derivative(n.Args[k], done) }
-	one := func() int { return b.constant(1, Float, "1") }
+	is, ok := d.needs[i]
+	if ok {
+		return is
+	}
+	for _, arg := range d.p.Nodes[i].Arguments(d.p) {
+		is = is || d.depends(arg)
+	}
+	d.needs[i] = is
+	return is
+}
+
+func (d *deriver) zero() int { return d.constant(0, Float, "0") }
+func (d *deriver) one() int  { return d.constant(1, Float, "1") }
+
+// of returns the derivative of node i.
+func (d *deriver) of(i int) int {
+	if y, ok := d.done[i]; ok {
+		return y
+	}
+	y := d.slope(i)
+	d.done[i] = y
+	return y
+}
+
+func (d *deriver) slope(i int) int {
+	if i == d.by {
+		return d.one()
+	}
+	n := d.p.Nodes[i]
+	if n.Kind != Float || d.err != nil || !d.depends(i) {
+		return d.zero()
+	}
+	of := func(k int) int { return d.of(n.Args[k]) }
 	x, y := n.Args[0], n.Args[1]
 	switch n.Op {
-	case Score:
-		return one()
 	case Add:
-		return b.sum(Add, of(0), of(1))
+		return d.sum(Add, of(0), of(1))
 	case Subtract:
-		return b.sum(Subtract, of(0), of(1))
+		return d.sum(Subtract, of(0), of(1))
 	case Negate:
-		return b.sum(Subtract, b.constant(0, Float, "0"), of(0))
+		return d.sum(Subtract, d.zero(), of(0))
 	case Multiply:
-		return b.sum(Add, b.product(of(0), y), b.product(x, of(1)))
+		return d.sum(Add, d.product(of(0), y), d.product(x, of(1)))
 	case Divide: // x'/y - (x/y) y'/y
-		return b.sum(Subtract, b.quotient(of(0), y), b.quotient(b.product(i, of(1)), y))
+		return d.sum(Subtract, d.quotient(of(0), y), d.quotient(d.product(i, of(1)), y))
 	case Min:
-		return b.where(b.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{x, y}}), of(0), of(1))
+		return d.where(d.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{x, y}}), of(0), of(1))
 	case Max:
-		return b.where(b.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{y, x}}), of(0), of(1))
+		return d.where(d.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{y, x}}), of(0), of(1))
 	case Abs:
-		down := b.sum(Subtract, b.constant(0, Float, "0"), of(0))
-		return b.where(b.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{b.constant(0, Float, "0"), x}}), of(0), down)
+		down := d.sum(Subtract, d.zero(), of(0))
+		return d.where(d.fold(Node{Op: LessEqual, Kind: Bool, Args: [4]int{d.zero(), x}}), of(0), down)
 	case Exp:
-		return b.product(i, of(0))
+		return d.product(i, of(0))
 	case Log:
-		return b.quotient(of(0), x)
+		return d.quotient(of(0), x)
 	case Sqrt:
-		return b.quotient(b.product(b.constant(0.5, Float, "0.5"), of(0)), i)
+		return d.quotient(d.product(d.constant(0.5, Float, "0.5"), of(0)), i)
 	case Tanh:
-		return b.product(b.sum(Subtract, one(), b.product(i, i)), of(0))
+		return d.product(d.sum(Subtract, d.one(), d.product(i, i)), of(0))
 	case Sigmoid:
-		return b.product(b.product(i, b.sum(Subtract, one(), i)), of(0))
+		return d.product(d.product(i, d.sum(Subtract, d.one(), i)), of(0))
 	case Softplus:
-		return b.product(b.fold(Node{Op: Sigmoid, Kind: Float, Args: [4]int{x}}), of(0))
+		return d.product(d.fold(Node{Op: Sigmoid, Kind: Float, Args: [4]int{x}}), of(0))
 	case Where:
-		return b.where(x, b.derivative(n.Args[1], done), b.derivative(n.Args[2], done))
+		return d.where(x, of(1), of(2))
 	}
-	return b.constant(0, Float, "0")
+	return d.zero()
 }
 
 // is reports whether node i is a constant.

@@ -97,8 +97,36 @@ type At struct {
 	Tensors                    []Tensor
 }
 
-// ValueAt returns the value of node i, in float64. Ints and bools are exact.
-func (p *Program) ValueAt(i int, at *At) float64 { return p.at(i, at) }
+// Values computes the values of all nodes, in float64. Ints and bools are exact. values has len(p.Nodes) elements.
+func (p *Program) Values(at *At, values []float64) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		var x [4]float64
+		for k, arg := range n.Arguments(p) {
+			x[k] = values[arg]
+		}
+		switch n.Op {
+		case Score:
+			values[i] = at.Score
+		case Query:
+			values[i] = float64(at.Query)
+		case Key:
+			values[i] = float64(at.Key)
+		case Head:
+			values[i] = float64(at.Head)
+		case Sequence:
+			values[i] = float64(at.Sequence)
+		case Element:
+			t, k := &at.Tensors[n.Tensor], 0
+			for axis := range p.Tensors[n.Tensor].Rank {
+				k = k*t.Shape[axis] + int(x[axis])
+			}
+			values[i] = t.At(k)
+		default:
+			values[i] = n.Of(x[0], x[1], x[2])
+		}
+	}
+}
 
 // ScoreAt returns the changed score, in float64.
 func (p *Program) ScoreAt(at *At) float64 { return p.at(p.Score, at) }
@@ -109,36 +137,10 @@ func (p *Program) SlopeAt(at *At) float64 { return p.at(p.Slope, at) }
 // SeesAt reports whether the query sees the key.
 func (p *Program) SeesAt(at *At) bool { return p.Visible < 0 || p.at(p.Visible, at) != 0 }
 
-// at returns the value of a node. Ints and bools are exact in float64.
 func (p *Program) at(i int, at *At) float64 {
-	n := &p.Nodes[i]
-	var x [4]float64
-	for k, arg := range n.Arguments(p) {
-		if n.Op == Where && k > 0 && (k == 1) != (x[0] != 0) {
-			continue // of the other branch
-		}
-		x[k] = p.at(arg, at)
-	}
-	switch n.Op {
-	case Score:
-		return at.Score
-	case Query:
-		return float64(at.Query)
-	case Key:
-		return float64(at.Key)
-	case Head:
-		return float64(at.Head)
-	case Sequence:
-		return float64(at.Sequence)
-	case Element:
-		t := &at.Tensors[n.Tensor]
-		k := 0
-		for axis := range p.Tensors[n.Tensor].Rank {
-			k = k*t.Shape[axis] + int(x[axis])
-		}
-		return t.At(k)
-	}
-	return n.Of(x[0], x[1], x[2])
+	values := make([]float64, len(p.Nodes))
+	p.Values(at, values)
+	return values[i]
 }
 
 // Of returns the value of an operation without variables and elements, for its arguments. Ints and bools are exact in float64.

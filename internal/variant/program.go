@@ -17,9 +17,10 @@ var ErrSource = errors.New("variant")
 
 // Limits of a Program.
 const (
-	maxText  = 4096 // bytes of an expression
-	maxNodes = 256  // of both expressions together
-	maxDepth = 64
+	maxText    = 4096 // bytes of an expression
+	maxNodes   = 256  // of both expressions together
+	maxDerived = 4096 // of these and their derivatives
+	maxDepth   = 64
 	// MaxTensors is the most tensors of a Program.
 	MaxTensors = 4
 	maxRank    = 4
@@ -56,17 +57,21 @@ type Source struct {
 
 // Program is a checked Source. Programs of equal Sources are the same pointer, so a Program is compared by ==.
 type Program struct {
-	Nodes   []Node     // arguments come before their users
-	Score   int        // index of the node
-	Visible int        // index of the node; -1: every key is visible
-	Slope   int        // index of the derivative of Score by the score
-	Tensors []Declared // sorted by name
-	Params  map[string]float64
+	Nodes    []Node     // arguments come before their users
+	Score    int        // index of the node
+	Visible  int        // index of the node; -1: every key is visible
+	Slope    int        // index of the derivative of Score by the score
+	Partials []Partial  // the derivatives of Score by elements of tensors
+	Tensors  []Declared // sorted by name
+	Params   map[string]float64
 
 	Unnormalised bool
 
 	text string
 }
+
+// Partial is the derivative of Score by a node that is an element of a tensor.
+type Partial struct{ Element, By int }
 
 // String returns the Program's source in a canonical form.
 func (p *Program) String() string {

@@ -230,8 +230,10 @@ func TestRange(t *testing.T) {
 		in := func(i Interval) int { return int(i.Lo) + rng.IntN(int(i.Hi-i.Lo)+1) }
 		for range 20 {
 			at := &At{Score: 3 * rng.NormFloat64(), Query: in(b.Query), Key: in(b.Key), Head: in(b.Head), Sequence: in(b.Sequence), Tensors: tensors}
+			values := make([]float64, len(p.Nodes))
+			p.Values(at, values)
 			for i := range p.Nodes {
-				if x, r := p.at(i, at), scratch[i]; !(x >= r.Lo && x <= r.Hi) && !(x != x && r == all(Float)) {
+				if x, r := values[i], scratch[i]; !(x >= r.Lo && x <= r.Hi) && !(x != x && r == all(Float)) {
 					t.Fatalf("%+v: node %d %+v is %v, not in %v; %+v", s, i, p.Nodes[i], x, r, at)
 				}
 			}

@@ -185,7 +185,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.treeBias = dense.Make[F](need)
 		}
 		if g.Variant != nil {
-			w.variant.prepare(g.Variant, false)
+			w.variant.Prepare(g.Variant)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Shape is the shape of a batch of attentions on dense, row-major tensors:
@@ -33,9 +34,11 @@ type Shape struct {
 type Operands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
-	Bias, DBias                   []F   // as the shape's; DBias may be nil: not wanted
-	Sinks, DSinks                 []F   // one for each query head, if the shape has Sinks; DSinks may be nil
-	Seed                          int64 // the seed of the forward pass's Dropout
+	Bias, DBias                   []F              // as the shape's; DBias may be nil: not wanted
+	Tensors                       []variant.Tensor // of the Variant
+	DTensors                      [][]F            // as Tensors; an element may be nil, and DTensors too
+	Sinks, DSinks                 []F              // one for each query head, if the shape has Sinks; DSinks may be nil
+	Seed                          int64            // the seed of the forward pass's Dropout
 }
 
 // Run computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i sees, and 0 for
@@ -50,7 +53,7 @@ type Operands[F lean.Float] struct {
 //	dSink = -sum e^(sink-lse_i) D_i, over all queries of a query head, those too that see no key
 //
 // The sums over i run over all query heads of a KV head. s_ij, with SoftCap, Slopes and Bias, and lse_i, of which a
-// sink is a part, are those of the forward pass. With a soft cap dS has the factor 1-t*t for dq and dk, where t is
+// sink is a part, are those of the forward pass. With a variant dS is multiplied by its derivative for all but the tensors. With a soft cap dS has the factor 1-t*t for dq and dk, where t is
 // the tanh in s. z_ij is the factor of dropout: 0 or 1/(1-Dropout), and 1 without dropout.
 //
 // Run is algorithm 4 of FlashAttention (Dao et al., arXiv:2205.14135): p, and z from the seed, are computed again,
@@ -74,7 +77,7 @@ func Run[F lean.Float](e *cpu.Engine, s *Shape, o *Operands[F]) error {
 // canBackward has the features of gradients on a CPU. A problem with another feature is refused.
 var canBackward = attn.Can{
 	Name:     "gradients on the CPU",
-	Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout,
+	Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout | attn.Varied,
 	KV:       []attn.DType{attn.Float32, attn.Float64},
 }
 
@@ -181,6 +184,9 @@ func (o *Operands[F]) check(s *Shape) error {
 	}
 	if n := s.Bias.Size(); len(o.Bias) != n || o.DBias != nil && len(o.DBias) != n {
 		return attn.Errorf(op, attn.ErrShape, "Bias has %d elements and DBias %d, want %d", len(o.Bias), len(o.DBias), n)
+	}
+	if err := o.checkTensors(s); err != nil {
+		return attn.Errorf(op, attn.ErrShape, "%v", err)
 	}
 	if n := len(o.Sinks); s.Sinks && n != s.Heads || !s.Sinks && o.Sinks != nil || o.DSinks != nil && len(o.DSinks) != n {
 		return attn.Errorf(op, attn.ErrShape, "%d sinks and gradients for %d of them, %d query heads, sinks: %t", n, len(o.DSinks), s.Heads, s.Sinks)

@@ -45,7 +45,7 @@ func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs,
 	b := &backwardCase[F]{Case: c, shape: Shape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: slices.Max(s.Queries), QueryLengths: s.Queries, Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
-		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: cputest.BiasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: cputest.BiasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout, Variant: s.Variant},
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -69,7 +69,14 @@ func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs,
 		Q: rows(c.Q, s.Dim), K: reftest.Convert[F](c.DenseK(capacity)), V: reftest.Convert[F](c.DenseV(capacity)),
 		Out: rows(forward.O, s.ValueDim), LSE: rows(forward.LSE, 1), DOut: rows(dO, s.ValueDim), DLSE: rows(dLSE, 1),
 	}
-	b.ops.Seed = s.Seed
+	b.ops.Seed, b.ops.Tensors = s.Seed, cputest.TensorsOf[F](s.Tensors)
+	for _, t := range s.Tensors {
+		var d []F
+		if !t.Int() {
+			d = make([]F, t.Len())
+		}
+		b.ops.DTensors = append(b.ops.DTensors, d)
+	}
 	b.ops.DQ, b.ops.DK, b.ops.DV = make([]F, len(b.ops.Q)), make([]F, len(b.ops.K)), make([]F, len(b.ops.V))
 	if s.Bias.X != nil {
 		b.ops.Bias, b.ops.DBias = reftest.Convert[F](s.DenseBias()), make([]F, len(s.Bias.X))
@@ -95,6 +102,9 @@ func noisy(rng *rand.Rand, n int, f reftest.Format) []float64 {
 
 func (b *backwardCase[F]) poison() {
 	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias, b.ops.DSinks} {
+		reftest.Poison(x)
+	}
+	for _, x := range b.ops.DTensors {
 		reftest.Poison(x)
 	}
 }
@@ -140,6 +150,14 @@ func (b *backwardCase[F]) check() error {
 	}
 	if err := reftest.Compare(b.ops.DSinks, b.want.DSinks, b.want.DSinksBound, len(b.Sinks)); err != nil {
 		return fmt.Errorf("dSinks: %w", err)
+	}
+	for i, d := range b.ops.DTensors {
+		if d == nil {
+			continue
+		}
+		if err := reftest.Compare(d, b.want.DTensors[i], b.want.DTensorsBound[i], len(d)); err != nil {
+			return fmt.Errorf("d%s: %w", s.Variant.Tensors[i].Name, err)
+		}
 	}
 	return nil
 }

@@ -51,6 +51,9 @@ type backwardRun[F cpu.Real] struct {
 	// Pieces of the bias have biasKeys keys of biasRows query positions, in keyBlocks columns and rowBlocks rows.
 	biasKeys, biasRows, keyBlocks, rowBlocks int
 
+	tensorSums  [][][]float64 // by unit and tensor
+	tensorParts int           // of the rows of a KV head
+
 	phase   phase
 	units   int
 	next    atomic.Int64 // the next unit
@@ -61,10 +64,11 @@ type backwardRun[F cpu.Real] struct {
 type phase uint8
 
 const (
-	phaseChunks phase = iota // a chunk
-	phaseSums                // a KV head whose partial sums are added
-	phaseBias                // a piece of the bias
-	phaseSinks               // a query head
+	phaseChunks  phase = iota // a chunk
+	phaseSums                 // a KV head whose partial sums are added
+	phaseBias                 // a piece of the bias
+	phaseSinks                // a query head
+	phaseTensors              // some rows of all KV heads, with sums of its own for the variant's tensors
 )
 
 // run computes the gradients: first of all chunks, then the sums of their parts, if any, and last of the bias and of
@@ -78,12 +82,15 @@ func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	if n == 0 { // five products of the visible scores
 		n = cpu.ThreadsFor(cpu.WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
-	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
+	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks), phaseTensors: 0}
 	if r.chunks > 1 {
 		units[phaseSums] = heads
 	}
 	if o.DBias != nil {
 		units[phaseBias] = r.cutBias()
+	}
+	if o.wantsTensors() {
+		units[phaseTensors] = r.cutTensors()
 	}
 	for len(r.workers) < min(n, slices.Max(units[:])) {
 		r.workers = append(r.workers, backwardWorker[F]{})
@@ -101,6 +108,7 @@ func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 			return err
 		}
 	}
+	r.addTensors()
 	return nil
 }
 
@@ -138,6 +146,8 @@ func (r *backwardRun[F]) Work(i, _ int) {
 			r.bias(&r.workers[i], unit)
 		case phaseSinks:
 			r.ops.DSinks[unit] = r.sink(unit)
+		case phaseTensors:
+			r.tensors(&r.workers[i], unit)
 		}
 	}
 }
@@ -243,6 +253,8 @@ type backwardWorker[F cpu.Real] struct {
 	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
 	p, ds                  []F               // rows x keys with a stride: weights, and gradients of the scores
 	stride                 int
+	varied                 varied[F]
+	sums                   [][]float64 // of the unit, in the phase of tensors
 	rule                   dropout.Rule
 	dropped                []uint64 // for each row, with dropout: bit c means that the weight of column c is dropped
 	capSlopes              []F      // as p: the derivatives of the soft cap
@@ -302,6 +314,7 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	if o.DLSE != nil {
 		w.dlse = piece(o.DLSE, head, s.rows())
 	}
+	w.openVariant()
 }
 
 // pack copies n rows of the KV head, from the given row on, to the block.
@@ -336,6 +349,9 @@ func (w *backwardWorker[F]) pack(row, n int) {
 			off -= float64(w.dlse[r])
 		}
 		w.off[i] = F(off)
+		if s.Variant != nil && s.Variant.Unnormalised {
+			w.m[i], w.off[i] = 0, 0
+		}
 	}
 }
 
@@ -419,6 +435,9 @@ func (w *backwardWorker[F]) block(key, n int) {
 // seeing returns rows [row, end) of the block that see any of n keys, from the given key on, and perhaps others
 // between and before them: row is a multiple of 4.
 func (w *backwardWorker[F]) seeing(key, n int) (row, end int) {
+	if w.hidden(key, n) {
+		return 0, 0
+	}
 	if w.high <= key && w.least >= key+n {
 		return 0, w.rows
 	}
@@ -471,6 +490,9 @@ func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 			clear(x[to:])
 		}
 	}
+	if s.Variant != nil {
+		w.chain(row, end, key, n)
+	}
 	return keys
 }
 
@@ -505,7 +527,7 @@ func copyTail[F cpu.Real](buf, x []F, n int) []F {
 // modify applies the score modifications to rows [row, end), and stores the derivatives of the soft cap.
 func (w *backwardWorker[F]) modify(row, end, key, n int) {
 	s := &w.run.shape
-	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) {
+	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) && s.Variant == nil {
 		return
 	}
 	for r := row; r < end; r++ {
@@ -524,6 +546,9 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key
 			vector.AddBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
+		}
+		if s.Variant != nil {
+			w.vary(r, head, key, n, from, scores)
 		}
 	}
 }
@@ -573,5 +598,7 @@ func (r *backwardRun[F]) forget() {
 		w.run, w.scratch.quad = nil, [4]unsafe.Pointer{}
 		w.q, w.k, w.v, w.out, w.lse, w.dout, w.dlse = nil, nil, nil, nil, nil, nil, nil
 		w.dk, w.dv, w.dqs = nil, nil, nil
+		w.varied.Forget()
+		w.sums = nil
 	}
 }

@@ -1,0 +1,297 @@
+// Package expression evaluates the expressions of variants (package variant) for the keys of a row, as vectors.
+package expression
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
+)
+
+// Most is the most keys of an evaluation.
+const Most = 256
+
+// level says for what a node has a value of its own.
+type level uint8
+
+const (
+	ofRow    level = iota // one number: the node depends on neither score nor key
+	ofKeys                // a vector that rows share: the node depends on the key, and not on score, query or head
+	ofScores              // a vector
+)
+
+func levelOf(n *variant.Node) level {
+	switch {
+	case n.Needs&variant.NeedsScore != 0:
+		return ofScores
+	case n.Needs&variant.NeedsKey == 0:
+		return ofRow
+	case n.Needs&(variant.NeedsQuery|variant.NeedsHead) == 0:
+		return ofKeys
+	}
+	return ofScores
+}
+
+// Run evaluates a program. It is for one goroutine. [Run.Open], [Run.Keys] and [Run.Row] are called in this order, the later ones many times for
+// a call of an earlier one.
+type Run[F cpu.Real] struct {
+	p       *variant.Program
+	tensors []variant.Tensor
+	seq     int
+
+	roots  []int
+	nodes  []int     // those that are computed, in order
+	level  []level   // by node, as the next
+	num    []float64 // the value of a node of a row
+	floats [][]F     // vectors of floats; of a node of a row, num as a vector of length full
+	ints   [][]int32 // vectors of ints and bools, in the same way
+	full   []int     // of a node of a row: how many elements of its vector are num
+	bounds []variant.Interval
+}
+
+// Prepare makes v evaluate p, and further nodes of p.
+func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
+	roots := append([]int{p.Score}, further...)
+	if p.Visible >= 0 {
+		roots = append(roots, p.Visible)
+	}
+	if v.p == p && equal(v.roots, roots) {
+		return
+	}
+	v.p, v.roots = p, roots
+	n := len(p.Nodes)
+	need := make([]bool, n)
+	for _, i := range roots {
+		need[i] = true
+	}
+	count := 0
+	for i := n - 1; i >= 0; i-- {
+		if need[i] {
+			count++
+		}
+		for _, arg := range p.Nodes[i].Arguments(p) {
+			need[arg] = need[arg] || need[i]
+		}
+	}
+	v.nodes = v.nodes[:0]
+	v.level, v.num, v.full = make([]level, n), make([]float64, n), make([]int, n)
+	v.floats, v.ints, v.bounds = make([][]F, n), make([][]int32, n), make([]variant.Interval, n)
+	floats, ints := dense.Make[F](Most*count), make([]int32, Most*count)
+	for i := range n {
+		if !need[i] {
+			continue
+		}
+		v.nodes = append(v.nodes, i)
+		if v.level[i] = levelOf(&p.Nodes[i]); p.Nodes[i].Kind == variant.Float {
+			v.floats[i] = cpu.Cut(&floats, Most)
+		} else {
+			v.ints[i], ints = ints[:Most], ints[Most:]
+		}
+		if n := &p.Nodes[i]; n.Op == variant.Constant {
+			v.num[i] = float64(F(n.Value))
+		}
+	}
+}
+
+func equal(x, y []int) bool {
+	if len(x) != len(y) {
+		return false
+	}
+	for i := range x {
+		if x[i] != y[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// Program returns the program of the last call of Prepare, or nil.
+func (v *Run[F]) Program() *variant.Program { return v.p }
+
+// Open sets the tensors, and the number of the sequence.
+func (v *Run[F]) Open(tensors []variant.Tensor, seq int) { v.tensors, v.seq = tensors, seq }
+
+// Tensors returns the tensors.
+func (v *Run[F]) Tensors() []variant.Tensor { return v.tensors }
+
+// Forget drops the tensors.
+func (v *Run[F]) Forget() { v.tensors = nil }
+
+// Sees returns variant.Never, Sometimes or Always: which of the keys within the bounds the queries within the bounds see.
+func (v *Run[F]) Sees(b *variant.Bounds) int { return v.p.Sees(b, v.bounds) }
+
+// Keys computes what n keys have in common for all rows. indices writes the indices of the keys.
+func (v *Run[F]) Keys(n int, indices func(dst []int32)) {
+	for _, i := range v.nodes {
+		node := &v.p.Nodes[i]
+		switch {
+		case node.Op == variant.Key:
+			indices(v.ints[i][:n])
+		case v.level[i] == ofKeys:
+			v.vector(i, node, n)
+		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) == 0:
+			v.number(i, node, 0, 0)
+		}
+	}
+}
+
+// Row changes the scores of a row, which have the factor log4(e), for the first len(scores) keys of Keys. With hides it hides keys: their scores
+// become -Inf.
+func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
+	p, n := v.p, len(scores)
+	for _, i := range v.nodes {
+		node := &p.Nodes[i]
+		switch {
+		case node.Op == variant.Score:
+			scale(v.floats[i][:n], scores, lean.Ln4)
+		case v.level[i] == ofScores:
+			v.vector(i, node, n)
+		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) != 0:
+			v.number(i, node, query, head)
+		}
+	}
+	if p.ChangesScores() {
+		scale(scores, v.Floats(p.Score, n), lean.Log4E)
+	}
+	if p.Visible >= 0 && hides {
+		for c, sees := range v.Ints(p.Visible, n) {
+			if sees == 0 {
+				scores[c] = F(math.Inf(-1))
+			}
+		}
+	}
+}
+
+// number computes a node of a row.
+func (v *Run[F]) number(i int, n *variant.Node, query, head int) {
+	var x [4]float64
+	for k, arg := range n.Arguments(v.p) {
+		x[k] = v.num[arg]
+	}
+	var y float64
+	switch n.Op {
+	case variant.Query:
+		y = float64(query)
+	case variant.Head:
+		y = float64(head)
+	case variant.Sequence:
+		y = float64(v.seq)
+	case variant.Element:
+		y = v.tensors[n.Tensor].At(v.index(n, &x))
+	default:
+		y = n.Of(x[0], x[1], x[2])
+	}
+	if n.Kind == variant.Float {
+		y = float64(F(y))
+	}
+	if y != v.num[i] {
+		v.num[i], v.full[i] = y, 0
+	}
+}
+
+// index returns the index of an element in its tensor.
+func (v *Run[F]) index(n *variant.Node, x *[4]float64) (at int) {
+	for axis := range n.Arguments(v.p) {
+		at = at*v.tensors[n.Tensor].Shape[axis] + int(x[axis])
+	}
+	return at
+}
+
+// Floats returns n elements of a node, a float, for the row of the last call of Row. Ints is for ints and bools.
+func (v *Run[F]) Floats(i, n int) []F { return spread(v, i, n, v.floats[i]) }
+
+// Ints returns n elements of a node that is an int or a bool, as Floats does.
+func (v *Run[F]) Ints(i, n int) []int32 { return spread(v, i, n, v.ints[i]) }
+
+// spread makes a vector of the number of a node of a row.
+func spread[F cpu.Real, T cpu.Real | int32](v *Run[F], i, n int, x []T) []T {
+	if v.level[i] == ofRow && v.full[i] < n {
+		fill(x[:n], T(v.num[i]))
+		v.full[i] = n
+	}
+	return x[:n]
+}
+
+// Indices writes the indices, in its tensor, of an element for n keys to dst.
+func (v *Run[F]) Indices(i, n int, dst []int32) {
+	node := &v.p.Nodes[i]
+	dst = dst[:n]
+	clear(dst)
+	for axis, arg := range node.Arguments(v.p) {
+		size := int32(v.tensors[node.Tensor].Shape[axis])
+		for k, x := range v.Ints(arg, n) {
+			dst[k] = dst[k]*size + x
+		}
+	}
+}
+
+// vector computes n elements of a node that is a vector.
+func (v *Run[F]) vector(i int, n *variant.Node, count int) {
+	args := n.Arguments(v.p)
+	if n.Op == variant.Element {
+		v.elements(i, n, args, count)
+		return
+	}
+	if n.Op == variant.Where {
+		c := v.Ints(args[0], count)
+		if n.Kind == variant.Float {
+			choose(v.floats[i][:count], c, v.Floats(args[1], count), v.Floats(args[2], count))
+		} else {
+			choose(v.ints[i][:count], c, v.Ints(args[1], count), v.Ints(args[2], count))
+		}
+		return
+	}
+	floats := v.p.Nodes[args[0]].Kind == variant.Float
+	switch {
+	case n.Op == variant.ToFloat:
+		dst := v.floats[i][:count]
+		for k, x := range v.Ints(args[0], count) {
+			dst[k] = F(x)
+		}
+	case n.Op == variant.ToInt:
+		dst := v.ints[i][:count]
+		for k, x := range v.Floats(args[0], count) {
+			dst[k] = int32(variant.Floor(float64(x)))
+		}
+	case len(args) == 1 && floats:
+		ofFloats(n.Op, v.floats[i][:count], v.Floats(args[0], count))
+	case len(args) == 1:
+		ofInts(n.Op, v.ints[i][:count], v.Ints(args[0], count))
+	case n.Kind == variant.Float:
+		arithmetic(n.Op, v.floats[i][:count], v.Floats(args[0], count), v.Floats(args[1], count))
+	case n.Op == variant.Quotient || n.Op == variant.Remainder:
+		divide(n.Op, v.ints[i][:count], v.Ints(args[0], count), int32(v.num[args[1]]))
+	case n.Op == variant.And || n.Op == variant.Or:
+		logic(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
+	case n.Kind == variant.Bool && floats:
+		compare(n.Op, v.ints[i][:count], v.Floats(args[0], count), v.Floats(args[1], count))
+	case n.Kind == variant.Bool:
+		compare(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
+	default:
+		arithmetic(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
+	}
+}
+
+// elements gathers elements of a tensor. Indices are in range: see variant.Program.CheckTensors.
+func (v *Run[F]) elements(i int, n *variant.Node, args []int, count int) {
+	t := &v.tensors[n.Tensor]
+	var index [Most]int
+	for axis, arg := range args {
+		size := t.Shape[axis]
+		for k, x := range v.Ints(arg, count) {
+			index[k] = index[k]*size + int(x)
+		}
+	}
+	switch {
+	case t.F32 != nil:
+		gather(v.floats[i][:count], t.F32, &index)
+	case t.F64 != nil:
+		gather(v.floats[i][:count], t.F64, &index)
+	case t.I32 != nil:
+		gather(v.ints[i][:count], t.I32, &index)
+	default:
+		gather(v.ints[i][:count], t.I64, &index)
+	}
+}
