@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // benchmark is a step over dense caches: all sequences have the same number of queries and keys.
@@ -235,5 +236,68 @@ func BenchmarkPrompt(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkVariants compares variants with plain attention, and with the built-in changes of scores that they are.
+func BenchmarkVariants(b *testing.B) {
+	slopes := make([]float64, 12)
+	table := variant.Tensor{Shape: []int{12, 32}, F32: make([]float32, 12*32)}
+	slope := variant.Tensor{Shape: []int{12}, F32: make([]float32, 12)}
+	doc := variant.Tensor{Shape: []int{8192}, I32: make([]int32, 8192)}
+	for i := range slopes {
+		slopes[i], slope.F32[i] = 0.25, 0.25
+	}
+	for i := range doc.I32 {
+		doc.I32[i] = int32(i / 1000)
+	}
+	for _, c := range []struct {
+		name          string
+		queries, keys int
+		dim           int
+	}{{"decode/d64", 1, 8192, 64}, {"decode/d128", 1, 8192, 128}, {"prompt/d64", 512, 512, 64}, {"prompt/d128", 512, 512, 128}} {
+		b.Run(c.name, func(b *testing.B) {
+			var e cpu.Engine
+			defer e.Close()
+			var all []*cputest.Contender
+			add := func(name string, change func(*attn.Problem, *Operands[float32])) {
+				g, seqs, o := setUp[float32](benchmark{dtype: attn.Float32, seqs: 1, heads: 12, kvHeads: 12, queries: c.queries, keys: c.keys, dim: c.dim})
+				change(&g, o)
+				var p Plan
+				if err := p.Build(g, seqs); err != nil {
+					b.Fatal(err)
+				}
+				pairs := float64(c.queries) * (float64(c.keys) - float64(c.queries-1)/2) * 12
+				all = append(all, &cputest.Contender{Name: name, Work: pairs, Run: func() {
+					if err := Run(&e, &p, o); err != nil {
+						b.Fatal(err)
+					}
+				}})
+			}
+			vary := func(score, visible string, tensors ...any) {
+				s := variant.Source{Score: score, Visible: visible, Params: map[string]float64{"cap": 30}}
+				var values []variant.Tensor
+				for i := 0; i < len(tensors); i += 2 {
+					t := tensors[i+1].(variant.Tensor)
+					s.Tensors, values = append(s.Tensors, variant.Declared{Name: tensors[i].(string), Rank: len(t.Shape), Int: t.Int()}), append(values, t)
+				}
+				program, err := variant.New(s)
+				if err != nil {
+					b.Fatal(err)
+				}
+				add(score+" "+visible, func(g *attn.Problem, o *Operands[float32]) { g.Variant, o.Tensors = program, values })
+			}
+			add("plain", func(*attn.Problem, *Operands[float32]) {})
+			add("ALiBi", func(g *attn.Problem, _ *Operands[float32]) { g.Slopes = attn.NewSlopes(slopes) })
+			vary("score + slope[head]*(key-query)", "", "slope", slope)
+			add("soft cap", func(g *attn.Problem, _ *Operands[float32]) { g.Cap = 30 })
+			vary("cap*tanh(score/cap)", "")
+			vary("score*0.5", "")
+			vary("score + table[head][min(abs(query-key), 31)]", "", "table", table)
+			vary("", "key <= query")
+			vary("", "(query-key) % 4 == 0")
+			vary("", "doc[key] == doc[query]", "doc", doc)
+			cputest.Compete(b, "Gscores/s", all)
+		})
 	}
 }

@@ -66,14 +66,17 @@ func (v *variantRun[F]) modify(t *tile, at unsafe.Pointer, stride int) {
 // indices writes the indices in the sequence of the tile's keys from number c on.
 func (t *tile) indices(dst []int32, c int) {
 	o := &t.order
-	for i := range dst {
+	if !o.streams {
+		for i := range dst {
+			dst[i] = int32(t.key + c + i)
+		}
+		return
+	}
+	for i := range dst { // c and runs are multiples of 4
 		at := c + i
-		n := t.key + at
-		if o.streams {
-			n = t.key + o.first[at%4] + at/4
-			if o.skip != 0 {
-				n += at / t.Run * o.skip
-			}
+		n := t.key + o.first[i%4] + at/4
+		if o.skip != 0 {
+			n += at / t.Run * o.skip
 		}
 		dst[i] = int32(n)
 	}

@@ -14,20 +14,13 @@ func fill[T any](x []T, to T) {
 	}
 }
 
-func scale[F cpu.Real](dst, src []F, by F) {
-	src = src[:len(dst)]
-	for i := range dst {
-		dst[i] = src[i] * by
-	}
-}
-
 func gather[T, U cpu.Real | int32 | int64](dst []T, src []U, index *[Most]int) {
 	for k := range dst {
 		dst[k] = T(src[index[k]])
 	}
 }
 
-func choose[T any](dst []T, c []int32, x, y []T) {
+func pick[T any](dst []T, c []int32, x, y []T) {
 	x, y, c = x[:len(dst)], y[:len(dst)], c[:len(dst)]
 	for k := range dst {
 		if dst[k] = y[k]; c[k] != 0 {
@@ -143,6 +136,30 @@ func compare[T cpu.Real | int32](op variant.Op, dst []int32, x, y []T) {
 	case variant.Equal:
 		for k := range dst {
 			dst[k] = truth(x[k] == y[k])
+		}
+	}
+}
+
+func widen[F cpu.Real](dst []F, x []int32) {
+	x = x[:len(dst)]
+	for k := range dst {
+		dst[k] = F(x[k])
+	}
+}
+
+func shiftRight(dst, x, by []int32) {
+	x, by = x[:len(dst)], by[:len(dst)]
+	for k := range dst {
+		dst[k] = x[k] >> by[k]
+	}
+}
+
+// hideScores copies scores, and -Inf where sees is 0.
+func hideScores[F cpu.Real](dst, scores []F, sees []int32) {
+	scores, sees = scores[:len(dst)], sees[:len(dst)]
+	for k := range dst {
+		if dst[k] = scores[k]; sees[k] == 0 {
+			dst[k] = F(math.Inf(-1))
 		}
 	}
 }

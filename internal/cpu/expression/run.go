@@ -2,9 +2,12 @@
 package expression
 
 import (
-	"math"
+	"math/bits"
+	"slices"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/variant"
@@ -49,6 +52,9 @@ type Run[F cpu.Real] struct {
 	ints   [][]int32 // vectors of ints and bools, in the same way
 	full   []int     // of a node of a row: how many elements of its vector are num
 	bounds []variant.Interval
+
+	step     func(code uint64, dst, a, b, c *uint32, n int) // of the tier; nil: none
+	divisors []int32
 }
 
 // Prepare makes v evaluate p, and further nodes of p.
@@ -57,7 +63,8 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 	if p.Visible >= 0 {
 		roots = append(roots, p.Visible)
 	}
-	if v.p == p && equal(v.roots, roots) {
+	v.step = stepFor[F]()
+	if v.p == p && slices.Equal(v.roots, roots) {
 		return
 	}
 	v.p, v.roots = p, roots
@@ -79,6 +86,7 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 	v.level, v.num, v.full = make([]level, n), make([]float64, n), make([]int, n)
 	v.floats, v.ints, v.bounds = make([][]F, n), make([][]int32, n), make([]variant.Interval, n)
 	floats, ints := dense.Make[F](Most*count), make([]int32, Most*count)
+	v.divisors = make([]int32, Most)
 	for i := range n {
 		if !need[i] {
 			continue
@@ -93,18 +101,6 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 			v.num[i] = float64(F(n.Value))
 		}
 	}
-}
-
-func equal(x, y []int) bool {
-	if len(x) != len(y) {
-		return false
-	}
-	for i := range x {
-		if x[i] != y[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // Program returns the program of the last call of Prepare, or nil.
@@ -129,6 +125,9 @@ func (v *Run[F]) Keys(n int, indices func(dst []int32)) {
 		switch {
 		case node.Op == variant.Key:
 			indices(v.ints[i][:n])
+			for k := n; k < padded(n); k++ {
+				v.ints[i][k] = v.ints[i][n-1] // an index in range
+			}
 		case v.level[i] == ofKeys:
 			v.vector(i, node, n)
 		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) == 0:
@@ -145,7 +144,7 @@ func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
 		node := &p.Nodes[i]
 		switch {
 		case node.Op == variant.Score:
-			scale(v.floats[i][:n], scores, lean.Ln4)
+			vector.Scale(v.floats[i][:n], scores, lean.Ln4)
 		case v.level[i] == ofScores:
 			v.vector(i, node, n)
 		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) != 0:
@@ -153,14 +152,16 @@ func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
 		}
 	}
 	if p.ChangesScores() {
-		scale(scores, v.Floats(p.Score, n), lean.Log4E)
+		vector.Scale(scores, v.Floats(p.Score, n), lean.Log4E)
 	}
 	if p.Visible >= 0 && hides {
-		for c, sees := range v.Ints(p.Visible, n) {
-			if sees == 0 {
-				scores[c] = F(math.Inf(-1))
-			}
+		sees, whole := v.Ints(p.Visible, n), n&^7
+		if v.step == nil {
+			whole = 0
+		} else if whole > 0 {
+			v.step(uint64(hide), pointer(scores), pointer(scores), pointer(sees), nil, whole)
 		}
+		hideScores(scores[whole:], scores[whole:], sees[whole:])
 	}
 }
 
@@ -227,34 +228,38 @@ func (v *Run[F]) Indices(i, n int, dst []int32) {
 	}
 }
 
-// vector computes n elements of a node that is a vector.
+// vector computes n elements of a node that is a vector, and perhaps more.
 func (v *Run[F]) vector(i int, n *variant.Node, count int) {
 	args := n.Arguments(v.p)
 	if n.Op == variant.Element {
 		v.elements(i, n, args, count)
 		return
 	}
+	if v.step != nil && v.inStep(i, n, args, padded(count)) {
+		return
+	}
 	if n.Op == variant.Where {
 		c := v.Ints(args[0], count)
 		if n.Kind == variant.Float {
-			choose(v.floats[i][:count], c, v.Floats(args[1], count), v.Floats(args[2], count))
+			pick(v.floats[i][:count], c, v.Floats(args[1], count), v.Floats(args[2], count))
 		} else {
-			choose(v.ints[i][:count], c, v.Ints(args[1], count), v.Ints(args[2], count))
+			pick(v.ints[i][:count], c, v.Ints(args[1], count), v.Ints(args[2], count))
 		}
 		return
 	}
 	floats := v.p.Nodes[args[0]].Kind == variant.Float
 	switch {
 	case n.Op == variant.ToFloat:
-		dst := v.floats[i][:count]
-		for k, x := range v.Ints(args[0], count) {
-			dst[k] = F(x)
-		}
+		widen(v.floats[i][:count], v.Ints(args[0], count))
 	case n.Op == variant.ToInt:
 		dst := v.ints[i][:count]
 		for k, x := range v.Floats(args[0], count) {
 			dst[k] = int32(variant.Floor(float64(x)))
 		}
+	case n.Op == variant.Tanh:
+		dst := v.floats[i][:count]
+		copy(dst, v.Floats(args[0], count))
+		vector.SoftCap(dst, 1)
 	case len(args) == 1 && floats:
 		ofFloats(n.Op, v.floats[i][:count], v.Floats(args[0], count))
 	case len(args) == 1:
@@ -273,6 +278,54 @@ func (v *Run[F]) vector(i int, n *variant.Node, count int) {
 		arithmetic(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
 	}
 }
+
+// padded returns the least multiple of 8 from n on, of which steps compute vectors.
+func padded(n int) int { return (n + 7) &^ 7 }
+
+// inStep is vector by the tier's step. It returns false if the step does not have the operation.
+func (v *Run[F]) inStep(i int, n *variant.Node, args []int, count int) bool {
+	code, x := codes[v.p.Nodes[args[0]].Kind][n.Op], [3]*uint32{}
+	switch divisor := 0; n.Op {
+	case variant.Where:
+		code = choose
+		args = []int{args[1], args[2], args[0]}
+	case variant.Quotient, variant.Remainder:
+		divisor = int(v.num[args[1]])
+		if divisor&(divisor-1) != 0 {
+			return false
+		}
+		if code = shift; n.Op == variant.Remainder {
+			code, divisor = and, divisor-1
+		} else {
+			divisor = bits.TrailingZeros(uint(divisor))
+		}
+		fill(v.divisors[:count], int32(divisor))
+		x[1] = pointer(v.divisors)
+		args = args[:1]
+	}
+	if code == noStep {
+		return false
+	}
+	for k, arg := range args {
+		x[k] = v.operand(arg, count)
+	}
+	dst := pointer(v.ints[i])
+	if n.Kind == variant.Float {
+		dst = pointer(v.floats[i])
+	}
+	v.step(uint64(code), dst, x[0], x[1], x[2], count)
+	return true
+}
+
+// operand returns the vector of a node, of either kind.
+func (v *Run[F]) operand(i, n int) *uint32 {
+	if v.p.Nodes[i].Kind == variant.Float {
+		return pointer(v.Floats(i, n))
+	}
+	return pointer(v.Ints(i, n))
+}
+
+func pointer[T any](x []T) *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(x))) }
 
 // elements gathers elements of a tensor. Indices are in range: see variant.Program.CheckTensors.
 func (v *Run[F]) elements(i int, n *variant.Node, args []int, count int) {

@@ -26,6 +26,7 @@ var families = []family{
 	{"attention", "dropout", dropped},
 	{"linear", "blocks", linearBlocks},
 	{"linear", "dot", linear},
+	{"expression", "step", expressions},
 	{"linear", "row", linearRow},
 	{"matmul", "tiles", matmulTiles},
 	{"norm", "norm", norm},

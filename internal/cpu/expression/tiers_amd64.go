@@ -1,0 +1,9 @@
+//go:build amd64 && gc && !noasm
+
+package expression
+
+import "gorgonia.org/leanattention/internal/cpu"
+
+var steps = [cpu.Tiers]func(code uint64, dst, a, b, c *uint32, n int){
+	cpu.TierAVX2: stepAVX2, cpu.TierAVX512: stepAVX2, cpu.TierAMX: stepAVX2,
+}
