@@ -158,6 +158,22 @@ func (p *Program) Positions() bool {
 // ChangesScores reports whether Score is not the score itself.
 func (p *Program) ChangesScores() bool { return p.Nodes[p.Score].Op != Score }
 
+// Term returns the node t if Score is score + t or t + score, or with minus score - t, and t does not depend on the score; -1 otherwise.
+func (p *Program) Term() (t int, minus bool) {
+	n := &p.Nodes[p.Score]
+	if n.Op != Add && n.Op != Subtract {
+		return -1, false
+	}
+	a, b := n.Args[0], n.Args[1]
+	if n.Op == Add && p.Nodes[b].Op == Score {
+		a, b = b, a
+	}
+	if p.Nodes[a].Op != Score || p.Nodes[b].Needs&NeedsScore != 0 {
+		return -1, false
+	}
+	return b, n.Op == Subtract
+}
+
 // Linear reports whether the derivative of Score by the score is 1.
 func (p *Program) Linear() bool {
 	n := &p.Nodes[p.Slope]

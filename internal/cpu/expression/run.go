@@ -53,13 +53,26 @@ type Run[F cpu.Real] struct {
 	full   []int     // of a node of a row: how many elements of its vector are num
 	bounds []variant.Interval
 
+	// If the score becomes the sum or the difference of itself and a term without the score, only the term is computed.
+	term  int // -1: none
+	minus bool
+
+	codes    []stepCode                                     // of nodes
 	step     func(code uint64, dst, a, b, c *uint32, n int) // of the tier; nil: none
 	divisors []int32
+	natural  []F // ln 4, by which scores are multiplied
+	internal []F // log4(e)
+	scaled   []F // the term
 }
 
 // Prepare makes v evaluate p, and further nodes of p.
 func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
-	roots := append([]int{p.Score}, further...)
+	term, minus := p.Term()
+	root := p.Score
+	if term >= 0 {
+		root = term
+	}
+	roots := append([]int{root}, further...)
 	if p.Visible >= 0 {
 		roots = append(roots, p.Visible)
 	}
@@ -67,7 +80,7 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 	if v.p == p && slices.Equal(v.roots, roots) {
 		return
 	}
-	v.p, v.roots = p, roots
+	v.p, v.roots, v.term, v.minus = p, roots, term, minus
 	n := len(p.Nodes)
 	need := make([]bool, n)
 	for _, i := range roots {
@@ -86,12 +99,18 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 	v.level, v.num, v.full = make([]level, n), make([]float64, n), make([]int, n)
 	v.floats, v.ints, v.bounds = make([][]F, n), make([][]int32, n), make([]variant.Interval, n)
 	floats, ints := dense.Make[F](Most*count), make([]int32, Most*count)
-	v.divisors = make([]int32, Most)
+	v.divisors, v.codes = make([]int32, Most), make([]stepCode, n)
+	v.natural, v.internal, v.scaled = dense.Make[F](Most), dense.Make[F](Most), dense.Make[F](Most)
+	fill(v.natural, lean.Ln4)
+	fill(v.internal, F(lean.Log4E))
 	for i := range n {
 		if !need[i] {
 			continue
 		}
 		v.nodes = append(v.nodes, i)
+		if args := p.Nodes[i].Arguments(p); len(args) > 0 {
+			v.codes[i] = codes[p.Nodes[args[0]].Kind][p.Nodes[i].Op]
+		}
 		if v.level[i] = levelOf(&p.Nodes[i]); p.Nodes[i].Kind == variant.Float {
 			v.floats[i] = cpu.Cut(&floats, Most)
 		} else {
@@ -144,15 +163,18 @@ func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
 		node := &p.Nodes[i]
 		switch {
 		case node.Op == variant.Score:
-			vector.Scale(v.floats[i][:n], scores, lean.Ln4)
+			v.times(v.floats[i][:n], scores, v.natural)
 		case v.level[i] == ofScores:
 			v.vector(i, node, n)
 		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) != 0:
 			v.number(i, node, query, head)
 		}
 	}
-	if p.ChangesScores() {
-		vector.Scale(scores, v.Floats(p.Score, n), lean.Log4E)
+	switch {
+	case v.term >= 0:
+		v.addTerm(scores)
+	case p.ChangesScores():
+		v.times(scores, v.Floats(p.Score, n), v.internal)
 	}
 	if p.Visible >= 0 && hides {
 		sees, whole := v.Ints(p.Visible, n), n&^7
@@ -163,6 +185,36 @@ func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
 		}
 		hideScores(scores[whole:], scores[whole:], sees[whole:])
 	}
+}
+
+// times computes dst = x y.
+func (v *Run[F]) times(dst, x, y []F) {
+	whole := v.inSteps(multiplyF, dst, x, y)
+	arithmetic(variant.Multiply, dst[whole:], x[whole:], y[whole:])
+}
+
+// inSteps computes as many elements of dst as the tier's step can, and returns their number.
+func (v *Run[F]) inSteps(code stepCode, dst, x, y []F) (whole int) {
+	if whole = len(dst) &^ 7; v.step == nil {
+		return 0
+	}
+	if whole > 0 {
+		v.step(uint64(code), pointer(dst), pointer(x), pointer(y), nil, whole)
+	}
+	return whole
+}
+
+// addTerm adds the term to scores, or takes it off.
+func (v *Run[F]) addTerm(scores []F) {
+	n := len(scores)
+	x := v.Floats(v.term, n)
+	v.times(v.scaled[:n], x, v.internal)
+	code, op := addF, variant.Add
+	if v.minus {
+		code, op = subtractF, variant.Subtract
+	}
+	whole := v.inSteps(code, scores, scores, v.scaled)
+	arithmetic(op, scores[whole:], scores[whole:], v.scaled[whole:n])
 }
 
 // number computes a node of a row.
@@ -284,7 +336,7 @@ func padded(n int) int { return (n + 7) &^ 7 }
 
 // inStep is vector by the tier's step. It returns false if the step does not have the operation.
 func (v *Run[F]) inStep(i int, n *variant.Node, args []int, count int) bool {
-	code, x := codes[v.p.Nodes[args[0]].Kind][n.Op], [3]*uint32{}
+	code, x := v.codes[i], [3]*uint32{}
 	switch divisor := 0; n.Op {
 	case variant.Where:
 		code = choose
