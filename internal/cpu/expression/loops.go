@@ -14,9 +14,9 @@ func fill[T any](x []T, to T) {
 	}
 }
 
-func gather[T, U cpu.Real | int32 | int64](dst []T, src []U, index *[Most]int) {
-	for k := range dst {
-		dst[k] = T(src[index[k]])
+func take[T, U cpu.Real | int32 | int64](dst []T, src []U, index []int32) {
+	for k, at := range index {
+		dst[k] = T(src[at])
 	}
 }
 

@@ -45,24 +45,34 @@ type Run[F cpu.Real] struct {
 	seq     int
 
 	roots  []int
-	nodes  []int     // those that are computed, in order
-	level  []level   // by node, as the next
-	num    []float64 // the value of a node of a row
-	floats [][]F     // vectors of floats; of a node of a row, num as a vector of length full
-	ints   [][]int32 // vectors of ints and bools, in the same way
-	full   []int     // of a node of a row: how many elements of its vector are num
+	ofKeys []instruction // for a call of Keys, in order
+	ofRow  []instruction // for a call of Row
+	level  []level       // by node, as the next
+	num    []float64     // the value of a node of a row
+	floats [][]F         // vectors of floats; of a node of a row, num as a vector of length full
+	ints   [][]int32     // vectors of ints and bools, in the same way
+	full   []int         // of a node of a row: how many elements of its vector are num
 	bounds []variant.Interval
 
 	// If the score becomes the sum or the difference of itself and a term without the score, only the term is computed.
 	term  int // -1: none
 	minus bool
 
-	codes    []stepCode                                     // of nodes
-	step     func(code uint64, dst, a, b, c *uint32, n int) // of the tier; nil: none
-	divisors []int32
-	natural  []F // ln 4, by which scores are multiplied
-	internal []F // log4(e)
-	scaled   []F // the term
+	step              func(code uint64, dst, a, b, c *uint32, n int) // of the tier; nil: none
+	natural, internal []F                                            // vectors of ln(4) and log4(e), between which scores are converted
+	scaled            []F                                            // scratch
+	index             []int32
+}
+
+// instruction computes a node.
+type instruction struct {
+	node int
+	*variant.Node
+	args []int
+	code stepCode // if the tier has steps; noStep: loops compute the node
+	dst  *uint32
+	x    [3]*uint32 // operands of the step
+	rows []int      // args that are nodes of a row
 }
 
 // Prepare makes v evaluate p, and further nodes of p.
@@ -76,9 +86,10 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 	if p.Visible >= 0 {
 		roots = append(roots, p.Visible)
 	}
-	v.step = stepFor[F]()
-	if v.p == p && slices.Equal(v.roots, roots) {
+	if step := stepFor[F](); v.p == p && slices.Equal(v.roots, roots) && (step == nil) == (v.step == nil) {
 		return
+	} else {
+		v.step = step
 	}
 	v.p, v.roots, v.term, v.minus = p, roots, term, minus
 	n := len(p.Nodes)
@@ -95,32 +106,80 @@ func (v *Run[F]) Prepare(p *variant.Program, further ...int) {
 			need[arg] = need[arg] || need[i]
 		}
 	}
-	v.nodes = v.nodes[:0]
+	v.ofKeys, v.ofRow = nil, nil
 	v.level, v.num, v.full = make([]level, n), make([]float64, n), make([]int, n)
 	v.floats, v.ints, v.bounds = make([][]F, n), make([][]int32, n), make([]variant.Interval, n)
-	floats, ints := dense.Make[F](Most*count), make([]int32, Most*count)
-	v.divisors, v.codes = make([]int32, Most), make([]stepCode, n)
-	v.natural, v.internal, v.scaled = dense.Make[F](Most), dense.Make[F](Most), dense.Make[F](Most)
+	floats, ints := dense.Make[F](Most*(count+3)), make([]int32, Most*(2*count+1))
+	v.natural, v.internal, v.scaled = cpu.Cut(&floats, Most), cpu.Cut(&floats, Most), cpu.Cut(&floats, Most)
+	v.index, ints = ints[:Most], ints[Most:]
 	fill(v.natural, lean.Ln4)
 	fill(v.internal, F(lean.Log4E))
 	for i := range n {
 		if !need[i] {
 			continue
 		}
-		v.nodes = append(v.nodes, i)
-		if args := p.Nodes[i].Arguments(p); len(args) > 0 {
-			v.codes[i] = codes[p.Nodes[args[0]].Kind][p.Nodes[i].Op]
-		}
-		if v.level[i] = levelOf(&p.Nodes[i]); p.Nodes[i].Kind == variant.Float {
+		node := &p.Nodes[i]
+		x := instruction{node: i, Node: node, args: node.Arguments(p)}
+		if v.level[i] = levelOf(node); node.Kind == variant.Float {
 			v.floats[i] = cpu.Cut(&floats, Most)
+			x.dst = pointer(v.floats[i])
 		} else {
 			v.ints[i], ints = ints[:Most], ints[Most:]
+			x.dst = pointer(v.ints[i])
 		}
-		if n := &p.Nodes[i]; n.Op == variant.Constant {
-			v.num[i] = float64(F(n.Value))
+		for _, arg := range x.args {
+			if v.level[arg] == ofRow {
+				x.rows = append(x.rows, arg)
+			}
+		}
+		if v.step != nil && v.level[i] != ofRow {
+			ints = v.setStep(&x, ints)
+		}
+		switch ofAll := node.Needs&(variant.NeedsQuery|variant.NeedsHead) == 0; {
+		case v.level[i] == ofKeys, v.level[i] == ofRow && ofAll:
+			v.ofKeys = append(v.ofKeys, x)
+		default:
+			v.ofRow = append(v.ofRow, x)
 		}
 	}
 }
+
+// setStep sets the step of an instruction, if there is one. It takes the vector of a constant from ints, and returns the rest.
+func (v *Run[F]) setStep(x *instruction, ints []int32) []int32 {
+	if len(x.args) == 0 || x.Op == variant.Element {
+		return ints
+	}
+	x.code = codes[v.p.Nodes[x.args[0]].Kind][x.Op]
+	args := x.args
+	switch x.Op {
+	case variant.Where:
+		x.code, args = choose, []int{args[1], args[2], args[0]}
+	case variant.Quotient, variant.Remainder:
+		by := int32(v.p.Nodes[args[1]].Value)
+		if by&(by-1) != 0 {
+			return ints
+		}
+		constant := ints[:Most]
+		ints, args, x.rows = ints[Most:], args[:1], nil
+		if x.code = and; x.Op == variant.Remainder {
+			fill(constant, by-1)
+		} else {
+			x.code = shift
+			fill(constant, int32(bits.TrailingZeros32(uint32(by))))
+		}
+		x.x[1] = pointer(constant)
+	}
+	for k, arg := range args {
+		if v.p.Nodes[arg].Kind == variant.Float {
+			x.x[k] = pointer(v.floats[arg])
+		} else {
+			x.x[k] = pointer(v.ints[arg])
+		}
+	}
+	return ints
+}
+
+func pointer[T any](x []T) *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(x))) }
 
 // Program returns the program of the last call of Prepare, or nil.
 func (v *Run[F]) Program() *variant.Program { return v.p }
@@ -139,18 +198,18 @@ func (v *Run[F]) Sees(b *variant.Bounds) int { return v.p.Sees(b, v.bounds) }
 
 // Keys computes what n keys have in common for all rows. indices writes the indices of the keys.
 func (v *Run[F]) Keys(n int, indices func(dst []int32)) {
-	for _, i := range v.nodes {
-		node := &v.p.Nodes[i]
-		switch {
-		case node.Op == variant.Key:
-			indices(v.ints[i][:n])
+	for i := range v.ofKeys {
+		switch x := &v.ofKeys[i]; {
+		case x.Op == variant.Key:
+			keys := v.ints[x.node]
+			indices(keys[:n])
 			for k := n; k < padded(n); k++ {
-				v.ints[i][k] = v.ints[i][n-1] // an index in range
+				keys[k] = keys[n-1] // an index in range
 			}
-		case v.level[i] == ofKeys:
-			v.vector(i, node, n)
-		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) == 0:
-			v.number(i, node, 0, 0)
+		case v.level[x.node] == ofRow:
+			v.number(x, 0, 0)
+		default:
+			v.vector(x, n)
 		}
 	}
 }
@@ -159,72 +218,58 @@ func (v *Run[F]) Keys(n int, indices func(dst []int32)) {
 // become -Inf.
 func (v *Run[F]) Row(query, head int, scores []F, hides bool) {
 	p, n := v.p, len(scores)
-	for _, i := range v.nodes {
-		node := &p.Nodes[i]
-		switch {
-		case node.Op == variant.Score:
-			v.times(v.floats[i][:n], scores, v.natural)
-		case v.level[i] == ofScores:
-			v.vector(i, node, n)
-		case v.level[i] == ofRow && node.Needs&(variant.NeedsQuery|variant.NeedsHead) != 0:
-			v.number(i, node, query, head)
+	for i := range v.ofRow {
+		switch x := &v.ofRow[i]; {
+		case x.Op == variant.Score:
+			v.combine(multiplyF, v.floats[x.node][:n], scores, v.natural)
+		case v.level[x.node] == ofRow:
+			v.number(x, query, head)
+		default:
+			v.vector(x, n)
 		}
 	}
 	switch {
 	case v.term >= 0:
-		v.addTerm(scores)
+		v.combine(multiplyF, v.scaled[:n], v.Floats(v.term, n), v.internal)
+		code := addF
+		if v.minus {
+			code = subtractF
+		}
+		v.combine(code, scores, scores, v.scaled)
 	case p.ChangesScores():
-		v.times(scores, v.Floats(p.Score, n), v.internal)
+		v.combine(multiplyF, scores, v.Floats(p.Score, n), v.internal)
 	}
 	if p.Visible >= 0 && hides {
-		sees, whole := v.Ints(p.Visible, n), n&^7
-		if v.step == nil {
-			whole = 0
-		} else if whole > 0 {
+		sees, whole := v.Ints(p.Visible, n), 0
+		if v.step != nil && n >= 8 {
+			whole = n &^ 7
 			v.step(uint64(hide), pointer(scores), pointer(scores), pointer(sees), nil, whole)
 		}
 		hideScores(scores[whole:], scores[whole:], sees[whole:])
 	}
 }
 
-// times computes dst = x y.
-func (v *Run[F]) times(dst, x, y []F) {
-	whole := v.inSteps(multiplyF, dst, x, y)
-	arithmetic(variant.Multiply, dst[whole:], x[whole:], y[whole:])
-}
-
-// inSteps computes as many elements of dst as the tier's step can, and returns their number.
-func (v *Run[F]) inSteps(code stepCode, dst, x, y []F) (whole int) {
-	if whole = len(dst) &^ 7; v.step == nil {
-		return 0
-	}
-	if whole > 0 {
+// combine computes dst = x y, x + y or x - y.
+func (v *Run[F]) combine(code stepCode, dst, x, y []F) {
+	whole := 0
+	if v.step != nil && len(dst) >= 8 {
+		whole = len(dst) &^ 7
 		v.step(uint64(code), pointer(dst), pointer(x), pointer(y), nil, whole)
 	}
-	return whole
-}
-
-// addTerm adds the term to scores, or takes it off.
-func (v *Run[F]) addTerm(scores []F) {
-	n := len(scores)
-	x := v.Floats(v.term, n)
-	v.times(v.scaled[:n], x, v.internal)
-	code, op := addF, variant.Add
-	if v.minus {
-		code, op = subtractF, variant.Subtract
+	op := variant.Multiply
+	switch code {
+	case addF:
+		op = variant.Add
+	case subtractF:
+		op = variant.Subtract
 	}
-	whole := v.inSteps(code, scores, scores, v.scaled)
-	arithmetic(op, scores[whole:], scores[whole:], v.scaled[whole:n])
+	arithmetic(op, dst[whole:], x[whole:], y[whole:])
 }
 
 // number computes a node of a row.
-func (v *Run[F]) number(i int, n *variant.Node, query, head int) {
-	var x [4]float64
-	for k, arg := range n.Arguments(v.p) {
-		x[k] = v.num[arg]
-	}
+func (v *Run[F]) number(x *instruction, query, head int) {
 	var y float64
-	switch n.Op {
+	switch x.Op {
 	case variant.Query:
 		y = float64(query)
 	case variant.Head:
@@ -232,39 +277,60 @@ func (v *Run[F]) number(i int, n *variant.Node, query, head int) {
 	case variant.Sequence:
 		y = float64(v.seq)
 	case variant.Element:
-		y = v.tensors[n.Tensor].At(v.index(n, &x))
+		at, t := 0, &v.tensors[x.Tensor]
+		for axis, arg := range x.args {
+			at = at*t.Shape[axis] + int(v.num[arg])
+		}
+		y = t.At(at)
 	default:
-		y = n.Of(x[0], x[1], x[2])
+		var a [3]float64
+		for k, arg := range x.args {
+			a[k] = v.num[arg]
+		}
+		y = x.Of(a[0], a[1], a[2])
 	}
-	if n.Kind == variant.Float {
+	if x.Kind == variant.Float {
 		y = float64(F(y))
 	}
-	if y != v.num[i] {
-		v.num[i], v.full[i] = y, 0
+	if y != v.num[x.node] {
+		v.num[x.node], v.full[x.node] = y, 0
 	}
-}
-
-// index returns the index of an element in its tensor.
-func (v *Run[F]) index(n *variant.Node, x *[4]float64) (at int) {
-	for axis := range n.Arguments(v.p) {
-		at = at*v.tensors[n.Tensor].Shape[axis] + int(x[axis])
-	}
-	return at
 }
 
 // Floats returns n elements of a node, a float, for the row of the last call of Row. Ints is for ints and bools.
-func (v *Run[F]) Floats(i, n int) []F { return spread(v, i, n, v.floats[i]) }
+func (v *Run[F]) Floats(i, n int) []F {
+	v.spread(i, n)
+	return v.floats[i][:n]
+}
 
 // Ints returns n elements of a node that is an int or a bool, as Floats does.
-func (v *Run[F]) Ints(i, n int) []int32 { return spread(v, i, n, v.ints[i]) }
+func (v *Run[F]) Ints(i, n int) []int32 {
+	v.spread(i, n)
+	return v.ints[i][:n]
+}
 
 // spread makes a vector of the number of a node of a row.
-func spread[F cpu.Real, T cpu.Real | int32](v *Run[F], i, n int, x []T) []T {
-	if v.level[i] == ofRow && v.full[i] < n {
-		fill(x[:n], T(v.num[i]))
-		v.full[i] = n
+func (v *Run[F]) spread(i, n int) {
+	if v.level[i] != ofRow || v.full[i] >= n {
+		return
 	}
-	return x[:n]
+	v.full[i] = n
+	if x := v.floats[i]; x != nil {
+		if x[0] = F(v.num[i]); v.step == nil {
+			fill(x[:n], x[0])
+		} else {
+			v.full[i] = padded(n)
+			v.step(uint64(spread), pointer(x), pointer(x), nil, nil, padded(n))
+		}
+		return
+	}
+	x := v.ints[i]
+	if x[0] = int32(v.num[i]); v.step == nil {
+		fill(x[:n], x[0])
+	} else {
+		v.full[i] = padded(n)
+		v.step(uint64(spread), pointer(x), pointer(x), nil, nil, padded(n))
+	}
 }
 
 // Indices writes the indices, in its tensor, of an element for n keys to dst.
@@ -280,123 +346,103 @@ func (v *Run[F]) Indices(i, n int, dst []int32) {
 	}
 }
 
-// vector computes n elements of a node that is a vector, and perhaps more.
-func (v *Run[F]) vector(i int, n *variant.Node, count int) {
-	args := n.Arguments(v.p)
-	if n.Op == variant.Element {
-		v.elements(i, n, args, count)
-		return
-	}
-	if v.step != nil && v.inStep(i, n, args, padded(count)) {
-		return
-	}
-	if n.Op == variant.Where {
-		c := v.Ints(args[0], count)
-		if n.Kind == variant.Float {
-			pick(v.floats[i][:count], c, v.Floats(args[1], count), v.Floats(args[2], count))
-		} else {
-			pick(v.ints[i][:count], c, v.Ints(args[1], count), v.Ints(args[2], count))
-		}
-		return
-	}
-	floats := v.p.Nodes[args[0]].Kind == variant.Float
-	switch {
-	case n.Op == variant.ToFloat:
-		widen(v.floats[i][:count], v.Ints(args[0], count))
-	case n.Op == variant.ToInt:
-		dst := v.ints[i][:count]
-		for k, x := range v.Floats(args[0], count) {
-			dst[k] = int32(variant.Floor(float64(x)))
-		}
-	case n.Op == variant.Tanh:
-		dst := v.floats[i][:count]
-		copy(dst, v.Floats(args[0], count))
-		vector.SoftCap(dst, 1)
-	case len(args) == 1 && floats:
-		ofFloats(n.Op, v.floats[i][:count], v.Floats(args[0], count))
-	case len(args) == 1:
-		ofInts(n.Op, v.ints[i][:count], v.Ints(args[0], count))
-	case n.Kind == variant.Float:
-		arithmetic(n.Op, v.floats[i][:count], v.Floats(args[0], count), v.Floats(args[1], count))
-	case n.Op == variant.Quotient || n.Op == variant.Remainder:
-		divide(n.Op, v.ints[i][:count], v.Ints(args[0], count), int32(v.num[args[1]]))
-	case n.Op == variant.And || n.Op == variant.Or:
-		logic(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
-	case n.Kind == variant.Bool && floats:
-		compare(n.Op, v.ints[i][:count], v.Floats(args[0], count), v.Floats(args[1], count))
-	case n.Kind == variant.Bool:
-		compare(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
-	default:
-		arithmetic(n.Op, v.ints[i][:count], v.Ints(args[0], count), v.Ints(args[1], count))
-	}
-}
-
 // padded returns the least multiple of 8 from n on, of which steps compute vectors.
 func padded(n int) int { return (n + 7) &^ 7 }
 
-// inStep is vector by the tier's step. It returns false if the step does not have the operation.
-func (v *Run[F]) inStep(i int, n *variant.Node, args []int, count int) bool {
-	code, x := v.codes[i], [3]*uint32{}
-	switch divisor := 0; n.Op {
-	case variant.Where:
-		code = choose
-		args = []int{args[1], args[2], args[0]}
-	case variant.Quotient, variant.Remainder:
-		divisor = int(v.num[args[1]])
-		if divisor&(divisor-1) != 0 {
-			return false
+// vector computes n elements of a node that is a vector, and perhaps more.
+func (v *Run[F]) vector(x *instruction, n int) {
+	switch {
+	case x.Op == variant.Element:
+		v.elements(x, n)
+	case x.code != noStep:
+		for _, arg := range x.rows {
+			v.spread(arg, padded(n))
 		}
-		if code = shift; n.Op == variant.Remainder {
-			code, divisor = and, divisor-1
-		} else {
-			divisor = bits.TrailingZeros(uint(divisor))
-		}
-		fill(v.divisors[:count], int32(divisor))
-		x[1] = pointer(v.divisors)
-		args = args[:1]
+		v.step(uint64(x.code), x.dst, x.x[0], x.x[1], x.x[2], padded(n))
+	default:
+		v.loop(x, n)
 	}
-	if code == noStep {
-		return false
-	}
-	for k, arg := range args {
-		x[k] = v.operand(arg, count)
-	}
-	dst := pointer(v.ints[i])
-	if n.Kind == variant.Float {
-		dst = pointer(v.floats[i])
-	}
-	v.step(uint64(code), dst, x[0], x[1], x[2], count)
-	return true
 }
 
-// operand returns the vector of a node, of either kind.
-func (v *Run[F]) operand(i, n int) *uint32 {
-	if v.p.Nodes[i].Kind == variant.Float {
-		return pointer(v.Floats(i, n))
-	}
-	return pointer(v.Ints(i, n))
-}
-
-func pointer[T any](x []T) *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(x))) }
-
-// elements gathers elements of a tensor. Indices are in range: see variant.Program.CheckTensors.
-func (v *Run[F]) elements(i int, n *variant.Node, args []int, count int) {
-	t := &v.tensors[n.Tensor]
-	var index [Most]int
-	for axis, arg := range args {
-		size := t.Shape[axis]
-		for k, x := range v.Ints(arg, count) {
-			index[k] = index[k]*size + int(x)
-		}
+// loop is vector by loops of Go.
+func (v *Run[F]) loop(x *instruction, n int) {
+	args := x.args
+	floats := v.p.Nodes[args[0]].Kind == variant.Float
+	f, i := v.floats[x.node], v.ints[x.node]
+	if x.Kind == variant.Float {
+		f = f[:n]
+	} else {
+		i = i[:n]
 	}
 	switch {
-	case t.F32 != nil:
-		gather(v.floats[i][:count], t.F32, &index)
-	case t.F64 != nil:
-		gather(v.floats[i][:count], t.F64, &index)
-	case t.I32 != nil:
-		gather(v.ints[i][:count], t.I32, &index)
+	case x.Op == variant.Where && x.Kind == variant.Float:
+		pick(f, v.Ints(args[0], n), v.Floats(args[1], n), v.Floats(args[2], n))
+	case x.Op == variant.Where:
+		pick(i, v.Ints(args[0], n), v.Ints(args[1], n), v.Ints(args[2], n))
+	case x.Op == variant.ToFloat:
+		widen(f, v.Ints(args[0], n))
+	case x.Op == variant.ToInt:
+		for k, y := range v.Floats(args[0], n) {
+			i[k] = int32(variant.Floor(float64(y)))
+		}
+	case x.Op == variant.Tanh:
+		copy(f, v.Floats(args[0], n))
+		vector.SoftCap(f, 1)
+	case len(args) == 1 && floats:
+		ofFloats(x.Op, f, v.Floats(args[0], n))
+	case len(args) == 1:
+		ofInts(x.Op, i, v.Ints(args[0], n))
+	case x.Kind == variant.Float:
+		arithmetic(x.Op, f, v.Floats(args[0], n), v.Floats(args[1], n))
+	case x.Op == variant.Quotient || x.Op == variant.Remainder:
+		divide(x.Op, i, v.Ints(args[0], n), int32(v.num[args[1]]))
+	case x.Op == variant.And || x.Op == variant.Or:
+		logic(x.Op, i, v.Ints(args[0], n), v.Ints(args[1], n))
+	case x.Kind == variant.Bool && floats:
+		compare(x.Op, i, v.Floats(args[0], n), v.Floats(args[1], n))
+	case x.Kind == variant.Bool:
+		compare(x.Op, i, v.Ints(args[0], n), v.Ints(args[1], n))
 	default:
-		gather(v.ints[i][:count], t.I64, &index)
+		arithmetic(x.Op, i, v.Ints(args[0], n), v.Ints(args[1], n))
+	}
+}
+
+// elements gathers elements of a tensor. Indices are in range: see variant.Program.CheckTensors.
+func (v *Run[F]) elements(x *instruction, n int) {
+	t := &v.tensors[x.Tensor]
+	at, axis := 0, 0 // the first indices may be the row's
+	for ; v.level[x.args[axis]] == ofRow; axis++ {
+		at = at*t.Shape[axis] + int(v.num[x.args[axis]])
+	}
+	index := v.Ints(x.args[axis], n)
+	at *= t.Shape[axis]
+	for axis++; axis < len(x.args); axis++ {
+		size := int32(t.Shape[axis])
+		at *= t.Shape[axis]
+		for k, y := range v.Ints(x.args[axis], n) {
+			v.index[k] = index[k]*size + y
+		}
+		index = v.index[:n]
+	}
+	whole, table := 0, (*uint32)(nil)
+	if t.F32 != nil {
+		table = (*uint32)(unsafe.Pointer(&t.F32[at]))
+	} else if t.I32 != nil {
+		table = (*uint32)(unsafe.Pointer(&t.I32[at]))
+	}
+	if table != nil && v.step != nil && n >= 8 {
+		whole = n &^ 7
+		v.step(uint64(gather), x.dst, table, pointer(index), nil, whole)
+	}
+	index = index[whole:]
+	switch {
+	case t.F32 != nil:
+		take(v.floats[x.node][whole:n], t.F32[at:], index)
+	case t.F64 != nil:
+		take(v.floats[x.node][whole:n], t.F64[at:], index)
+	case t.I32 != nil:
+		take(v.ints[x.node][whole:n], t.I32[at:], index)
+	default:
+		take(v.ints[x.node][whole:n], t.I64[at:], index)
 	}
 }

@@ -38,6 +38,8 @@ const (
 	shift  // a >> b
 	choose // c != 0 ? a : b
 	hide   // b != 0 ? a : -Inf
+	spread // *a
+	gather // a[b], of elements of 4 bytes
 )
 
 // codes are the operations of floats, and of ints and bools, by the kind of their arguments.
@@ -87,6 +89,12 @@ func stepGo(code uint64, dst, a, b, c *uint32, n int) {
 		pick(i(dst), i(c), i(a), i(b))
 	case hide:
 		hideScores(f(dst), f(a), i(b))
+	case spread:
+		fill(i(dst), *(*int32)(unsafe.Pointer(a)))
+	case gather:
+		for k, at := range i(b) {
+			i(dst)[k] = *(*int32)(unsafe.Add(unsafe.Pointer(a), 4*int(at)))
+		}
 	}
 }
 

@@ -75,6 +75,10 @@ TEXT ·stepAVX2(SB), NOSPLIT, $0-48
 	JE           choose
 	CMPQ         AX, $0x0000001a
 	JE           hide
+	CMPQ         AX, $0x0000001b
+	JE           spread
+	CMPQ         AX, $0x0000001c
+	JE           gather
 	JMP          end
 
 addF:
@@ -395,6 +399,31 @@ hideNext:
 	ADDQ      $0x08, AX
 	CMPQ      AX, DI
 	JL        hideNext
+	JMP       end
+
+spread:
+	XORQ AX, AX
+
+spreadNext:
+	VPBROADCASTD (DX), Y4
+	VMOVUPS      Y4, (CX)(AX*4)
+	ADDQ         $0x08, AX
+	CMPQ         AX, DI
+	JL           spreadNext
+	JMP          end
+
+gather:
+	XORQ AX, AX
+
+gatherNext:
+	VMOVDQU    (BX)(AX*4), Y1
+	VPCMPEQD   Y0, Y0, Y0
+	VPXOR      Y4, Y4, Y4
+	VPGATHERDD Y0, (DX)(Y1*4), Y4
+	VMOVUPS    Y4, (CX)(AX*4)
+	ADDQ       $0x08, AX
+	CMPQ       AX, DI
+	JL         gatherNext
 
 end:
 	VZEROUPPER

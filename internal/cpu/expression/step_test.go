@@ -23,7 +23,7 @@ func TestStep(t *testing.T) {
 		t.Skip("the tier has no steps")
 	}
 	rng := rand.New(rand.NewPCG(rand.Uint64(), 3))
-	for code := addF; code <= hide; code++ {
+	for code := addF; code <= gather; code++ {
 		for range 50 {
 			n := 8 * (1 + rng.IntN(32))
 			floats := code <= equalF || code == negateF || code == absF || code >= choose
@@ -53,8 +53,13 @@ func TestStep(t *testing.T) {
 					b[i] = rng.Uint32N(31)
 				}
 			}
-			if code == hide {
+			switch code {
+			case hide:
 				b = c
+			case gather:
+				for i := range b {
+					b[i] = rng.Uint32N(uint32(n))
+				}
 			}
 			got, want := make([]uint32, n+8), make([]uint32, n+8)
 			at := func(x []uint32) *uint32 { return unsafe.SliceData(x) }

@@ -27,7 +27,7 @@ func expressions(g *gen) {
 		g.VPBROADCASTD(x.to.AsX(), x.to)
 	}
 	g.VPXOR(zero, zero, zero)
-	x, y := g.YMM(), g.YMM()
+	x, y, z := g.YMM(), g.YMM(), g.YMM()
 	two := func(op func(...Op)) func(k reg.GPVirtual) { // dst = a op b
 		return func(k reg.GPVirtual) {
 			g.VMOVUPS(at(a, k), x)
@@ -81,6 +81,15 @@ func expressions(g *gen) {
 			g.VPCMPEQD(at(c, k), zero, y)
 			g.VMOVUPS(at(a, k), x)
 			g.VBLENDVPS(y, at(b, k), x, x)
+		},
+		"spread": func(k reg.GPVirtual) {
+			g.VPBROADCASTD(Mem{Base: a}, x)
+		},
+		"gather": func(k reg.GPVirtual) { // of elements of a by the indices b
+			g.VMOVDQU(at(b, k), z)
+			g.VPCMPEQD(y, y, y)
+			g.VPXOR(x, x, x)
+			g.VPGATHERDD(y, Mem{Base: a, Index: z, Scale: 4}, x)
 		},
 		"hide": func(k reg.GPVirtual) {
 			g.VPCMPEQD(at(b, k), zero, y)
