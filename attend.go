@@ -156,8 +156,10 @@ func Attend(a Args, opts ...Option) (err error) {
 		}
 		c.score.Sinks = true
 	}
-	if err = c.readTensors(op, &t, &a, p.query); err != nil {
-		return err
+	if c.variantOf != nil || len(a.Tensors) > 0 {
+		if err = c.readTensors(op, &t, a.Tensors, a.LSE != nil, p.query); err != nil {
+			return err
+		}
 	}
 	if err = checkResult(op, roleOut, &t, &p, p.valueDim); err != nil {
 		return err

@@ -17,6 +17,8 @@
 // [Attention] has gradients on both of Gorgonia's machines. Their memory grows linearly with the context. [CachedAttention] is for
 // inference, and has no gradients.
 //
+// [WithVariant] changes scores and hides keys by expressions of one's own: docs/variants.md has a gallery.
+//
 // # Algorithm
 //
 // Attention to a part of the keys gives a state: the unscaled output, the maximum of the scores, and the sum of their exponentials.

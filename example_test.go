@@ -336,6 +336,18 @@ func ExampleWithSoftCap() {
 
 // Attention to two halves of the keys, merged by their log-sum-exps, is attention to
 // all of them.
+func ExampleWithVariant() {
+	// Two documents in one sequence: a token sees the earlier tokens of its own document.
+	q := tensor.New(tensor.WithShape(1, 4, 1), tensor.WithBacking([]float32{0, 0, 0, 0}))
+	v := tensor.New(tensor.WithShape(1, 4, 1), tensor.WithBacking([]float32{1, 3, 10, 20}))
+	out := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(1, 4, 1))
+	doc := tensor.New(tensor.WithShape(4), tensor.WithBacking([]int{0, 0, 1, 1}))
+	err := leanattention.Attend(leanattention.Args{Q: q, K: q, V: v, Out: out, Tensors: map[string]G.Value{"doc": doc}},
+		leanattention.WithVariant(leanattention.Variant{Visible: "key <= query && doc[key] == doc[query]"}))
+	fmt.Println(out.Data(), err)
+	// Output: [1 2 10 15] <nil>
+}
+
 func ExampleLogSumExp() {
 	g := G.NewGraph()
 	in := func(name string, x ...float64) *G.Node {

@@ -754,6 +754,7 @@ func TestOptionsTwice(t *testing.T) {
 		"WithALiBi": la.WithALiBi([]float64{1}), "WithBias": la.WithBias(in(tensor.Float32, "bias", 1, 3, 3)),
 		"WithDropout": la.WithDropout(0, in(tensor.Int, "seed")), "WithSinks": la.WithSinks(in(tensor.Float32, "sinks", 1)),
 		"WithRotary":   la.WithRotary(rope.Config{HeadDim: 4}),
+		"WithVariant":  la.WithVariant(la.Variant{Score: "2*score"}),
 		"WithLengths":  la.WithLengths(in(tensor.Int, "lengths", 1)),
 		"WithSchedule": la.WithSchedule(la.StreamK), "WithTileTokens": la.WithTileTokens(0), "WithWorkers": la.WithWorkers(0),
 		"WithBatchInvariance": la.WithBatchInvariance(), "WithQueriesAtEnd": la.WithQueriesAtEnd(),

@@ -162,13 +162,13 @@ func (c *config) readTensor(op string, i int, v G.Value, query tensor.Dtype) (*t
 }
 
 // readTensors compiles the variant of a call of Attend, and sets its tensors in t.
-func (c *config) readTensors(op string, t *tensors, a *Args, query tensor.Dtype) error {
-	if len(a.Tensors) > variant.MaxTensors {
-		return errs.Errorf(op, ErrOption, "%d tensors; %d are the most", len(a.Tensors), variant.MaxTensors)
+func (c *config) readTensors(op string, t *tensors, values map[string]G.Value, logs bool, query tensor.Dtype) error {
+	if len(values) > variant.MaxTensors {
+		return errs.Errorf(op, ErrOption, "%d tensors; %d are the most", len(values), variant.MaxTensors)
 	}
 	var all []variant.Declared
-	for i, name := range slices.Sorted(maps.Keys(a.Tensors)) {
-		x, err := ongpu.Dense(op, name, a.Tensors[name])
+	for i, name := range slices.Sorted(maps.Keys(values)) {
+		x, err := ongpu.Dense(op, name, values[name])
 		if err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (c *config) readTensors(op string, t *tensors, a *Args, query tensor.Dtype)
 	if err := c.setVariant(op, all); err != nil {
 		return err
 	}
-	if v := c.score.Variant; v != nil && v.Unnormalised && a.LSE != nil {
+	if v := c.score.Variant; v != nil && v.Unnormalised && logs {
 		return errs.Errorf(op, ErrUnsupported, "Args.LSE and a Variant that is Unnormalised: its weights have no sum")
 	}
 	return nil

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -104,6 +106,32 @@ func (c *variantCase) inputs(g *G.ExprGraph) (q, k, v *G.Node, tensors map[strin
 		tensors[name] = G.NodeFromAny(g, t, G.WithName(name))
 	}
 	return q, k, v, tensors
+}
+
+// TestVariantPage: the gallery of docs/variants.md is that of the tests.
+func TestVariantPage(t *testing.T) {
+	page, err := os.ReadFile("docs/variants.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for _, m := range regexp.MustCompile("(?m)^\\| ([a-zA-Z].*?) \\| (?:`(.*?)` )?\\| (?:`(.*?)` )?\\|$").FindAllStringSubmatch(string(page), -1) {
+		name, _, _ := strings.Cut(m[1], ", with")
+		if name == "what" {
+			continue
+		}
+		rows++
+		found := false
+		for _, e := range reftest.Gallery {
+			found = found || e.Name == name && e.Score == m[2] && e.Visible == strings.ReplaceAll(m[3], "\\|", "|")
+		}
+		if !found {
+			t.Errorf("no test has %q", m[1:])
+		}
+	}
+	if rows != 10 {
+		t.Errorf("%d rows", rows)
+	}
 }
 
 // TestVariantGallery: Attention and Attend with each variant of the gallery.

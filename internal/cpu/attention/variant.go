@@ -32,13 +32,14 @@ func (v *variantRun[F]) forget() {
 
 // sight returns which of the keys [first, end) the rows of the block see: variant.Never, Sometimes or Always.
 func (v *variantRun[F]) sight(b *block, first, end int) int {
-	return v.Sees(b.bounds(first, end, v.Tensors()))
+	limits := b.bounds(first, end, v.Tensors())
+	return v.Sees(&limits)
 }
 
 // bounds returns the ranges of a block's variables, for the keys [first, end).
-func (b *block) bounds(first, end int, tensors []variant.Tensor) *variant.Bounds {
+func (b *block) bounds(first, end int, tensors []variant.Tensor) variant.Bounds {
 	between := func(lo, hi int) variant.Interval { return variant.Interval{Lo: float64(lo), Hi: float64(hi)} }
-	return &variant.Bounds{
+	return variant.Bounds{
 		Query: between(b.seq.position(b.from), b.seq.position(b.to-1)), Key: between(first, end-1),
 		Head: between(b.head0, b.head0+b.group-1), Sequence: between(b.index, b.index), Tensors: tensors,
 	}
@@ -98,7 +99,8 @@ func (p *Plan) see(g *attn.Problem, s *span, index, from, to int, n int64) int64
 	b := block{seq: s, index: index, from: from, to: to, group: g.Heads}
 	for i := range n {
 		first, end := s.tile(g, from, to, i)
-		if g.Variant.Sees(b.bounds(first, end, nil), p.bound) != variant.Never {
+		limits := b.bounds(first, end, nil)
+		if g.Variant.Sees(&limits, p.bound) != variant.Never {
 			p.seen = append(p.seen, int32(i))
 		}
 	}
