@@ -101,7 +101,7 @@ func TestFieldsRefused(t *testing.T) {
 		{"num_hidden_layers", `2147483647`, ErrFormat, []string{"2147483647"}},
 		{"num_attention_heads", `1099511627776`, ErrFormat, []string{"1099511627776"}},
 		{"tie_word_embeddings", `1`, ErrFormat, []string{"1"}},
-		{"quantization_config", `{"quant_method": "fp8"}`, ErrUnsupported, []string{"quantized"}},
+		{"quantization_config", `{"quant_method": "exl2"}`, ErrUnsupported, []string{"quantized"}},
 		{"num_local_experts", `8`, ErrUnsupported, []string{"8"}},
 	}
 	rotary := []change{

@@ -51,11 +51,14 @@
 //	a folder by GPTQ           bits 4; bits 8 with sym; group_size -1 or a multiple of 32; with and without desc_act; checkpoint_format
 //	                           gptq and gptq_v2
 //	a folder by AWQ            bits 4; version gemm with zero_point; group_size -1 or a multiple of 32
-//	[Options].Weights          rounds matrices of any source to nn.Int4 or tensor.Int8: see nn.Rounded
+//	a folder in FP8            E4M3: quant_method fp8, with one scale for a matrix, or weight_block_size [128 128]; quant_method
+//	                           compressed-tensors, of format float-quantized, with strategy tensor, channel or block
+//	[Options].Weights          rounds matrices of any source to nn.Int4, tensor.Int8 or leanattention.E4M3: see nn.Rounded
 //
-// quantization_config of config.json says how a folder is quantised. A field or a value that is not known is [ErrUnsupported]. Integers,
-// scales and zeros stay those of the folder: a scale that no float16 has is an error. Loading takes the memory of the loaded weights, and
-// of one matrix of the folder.
+// quantization_config of config.json says how a folder is quantised. A field or a value that is not known is [ErrUnsupported]. Numbers,
+// scales and zeros stay those of the folder: a scale of integers that no float16 has is an error. Scales of activations have no effect:
+// products with E4M3 are those of float32, and products with integers round activations to 8 bits by block of 32, unless
+// [Options].Exact. Loading takes the memory of the loaded weights, and of one matrix of the folder.
 //
 // # Families
 //

@@ -117,7 +117,7 @@ func TestEightOptions(t *testing.T) {
 		{smallNetwork(), Options{Cache: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "caches of 8 and 4 bits are on the CPU alone"},
 		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
 		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
-		{smallNetwork(), Options{Weights: la.E4M3}, ErrConfig, "Options.Weights is E4M3"},
+		{smallNetwork(), Options{Weights: la.E4M3, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is E4M3, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 and 4 bits are on the CPU alone"},
 		{smallNetwork(), Options{Weights: nn.Int4, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is Int4_32, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},

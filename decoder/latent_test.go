@@ -111,7 +111,7 @@ func TestLatentConfigs(t *testing.T) {
 		{long, `"scale_depth": 1.4`, `"scale_depth": null`, nil, ""},
 		{long, `"model_type": "minicpm3"`, `"model_type": "kimi_linear"`, ErrUnsupported, "kimi_linear"},
 		{v3, `"model_type": "deepseek_v3"`, `"model_type": "kimi_k2", "quantization_config": {"quant_method": "fp8"}`, ErrUnsupported, "the other layers have experts"},
-		{long, `"use_cache": true`, `"quantization_config": {"quant_method": "fp8"}`, ErrUnsupported, "quantized"},
+		{long, `"use_cache": true`, `"quantization_config": {"quant_method": "exl2"}`, ErrUnsupported, "quantized"},
 	} {
 		file := strings.Replace(c.file, c.old, c.new, 1)
 		if c.old != "" && file == c.file {

@@ -59,7 +59,7 @@ func weightBytes(n Network, as tensor.Dtype, blockRow func(name string) int) (al
 		case len(w.Shape) == 1 || as == tensor.Float32:
 			bytes = 4
 		case !w.matrix():
-		case as == tensor.Int8:
+		case as == tensor.Int8 || as == la.E4M3:
 			bytes = 1
 		case as == nn.Int4: // 19 bytes for 32 elements
 			bytes, sizes = 19, []int{w.Shape[0], (w.Shape[1] + 31) / 32}

@@ -56,7 +56,7 @@ type source interface {
 }
 
 // Open opens a model: a GGUF file, or a Hugging Face folder with config.json, generation_config.json, the weights in safetensors
-// or PyTorch's files, quantised by GPTQ or AWQ or not, and the tokenizer. An adapter that lies beside the weights is merged as by [Model.Adapt]. Open checks that the files have every weight of the network, and no other. Close the
+// or PyTorch's files, quantised by GPTQ, by AWQ, in FP8 or not, and the tokenizer. An adapter that lies beside the weights is merged as by [Model.Adapt]. Open checks that the files have every weight of the network, and no other. Close the
 // model after use.
 func Open(path string) (*Model, error) {
 	info, err := os.Stat(path)

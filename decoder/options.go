@@ -46,15 +46,15 @@ type Options struct {
 	// SwapBytes is the most bytes of these files; 0: 4 GiB.
 	SwapBytes int64
 
-	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8 or
-	// nn.Int4 (see nn.Rounded). The zero value is the type of the files:
+	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU, tensor.Int8,
+	// leanattention.E4M3 or nn.Int4 (see nn.Rounded). The zero value is the type of the files:
 	//
 	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Quantised). The file must
 	//     not be cut while an engine is open.
-	//   - On the CPU, matrices of a folder by GPTQ or AWQ keep their integers, scales and zeros.
+	//   - On the CPU, matrices of a folder by GPTQ, by AWQ or in FP8 keep their numbers, scales and zeros.
 	//   - Matrices with an adapter, those that latent attention splits, and on GPUs all of these become float16.
 	//
-	// Matrices that latent attention splits are never of 8 or 4 bits: with tensor.Int8 and nn.Int4 they have the type of the files.
+	// Matrices that latent attention splits are never of 8 or 4 bits: with these types they have the type of the files.
 	Weights tensor.Dtype
 	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
 
@@ -158,7 +158,7 @@ func (o *Options) fill(s *Sizes) error {
 	switch t := o.Weights; {
 	case slices.Contains(types, t):
 	case !roundedTo(t):
-		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, nn.Int4, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
+		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, nn.Int4, and leanattention.Float16, BFloat16 and E4M3: %w", t, ErrConfig)
 	case o.Device != nil:
 		return fmt.Errorf("decoder: Options.Weights is %v, and Options.Device is %v: weights of 8 and 4 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
 	}

@@ -6,7 +6,6 @@ import (
 	"iter"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 
 	la "gorgonia.org/leanattention"
@@ -25,7 +24,7 @@ import (
 //	name.scales   the scales of groups, (groups, out)
 //	name.g_idx    the group of each column; GPTQ, and optional if columns are in order
 //
-// An element is scale * (integer - zero). A matrix becomes rows of nn.Quantised, whose blocks have the same numbers: 32 to 128 elements
+// See eight.go for E4M3. An element is scale * (integer - zero). A matrix becomes rows of nn.Quantised, whose blocks have the same numbers: 32 to 128 elements
 // with one scale.
 type packed struct {
 	folder
@@ -64,6 +63,9 @@ func (p *packed) groupOf(m *packedMatrix) int {
 
 // tensors returns the tensors of a matrix.
 func (p *packed) tensors(m *packedMatrix) []hf.Weight {
+	if p.how.eight != noEight {
+		return p.eightTensors(m)
+	}
 	per := 32 / p.how.bits // integers of a number
 	groups := (m.in-1)/p.groupOf(m) + 1
 	whole := []string{"I32", "U32"}
@@ -87,20 +89,20 @@ func (p *packed) Check(weights iter.Seq[hf.Weight], tied ...string) error {
 	var all []hf.Weight
 	for w := range weights {
 		known[w.Name] = true
-		m := &packedMatrix{module: strings.TrimSuffix(w.Name, ".weight")}
-		if len(w.Shape) != 2 || !p.Has(m.module+".qweight") {
+		m := p.matrixOf(&w)
+		if m == nil {
 			all = append(all, w)
 			continue
 		}
-		m.out, m.in, m.ordered = w.Shape[0], w.Shape[1], p.how.method == "gptq" && (p.how.order || p.Has(m.module+".g_idx"))
-		if per := 32 / p.how.bits; m.in%32 != 0 || m.out%per != 0 {
+		m.ordered = p.how.method == "gptq" && (p.how.order || p.Has(m.module+".g_idx"))
+		if per := 32 / p.how.bits; p.how.eight == noEight && (m.in%32 != 0 || m.out%per != 0) {
 			return p.fail(m, ErrUnsupported, "the weight has shape %v; known are multiples of %d rows and of 32 columns: %s", w.Shape, per, wayOut)
 		}
 		p.matrices[w.Name] = m
 		all = append(all, p.tensors(m)...)
 	}
 	if len(p.matrices) == 0 {
-		return fmt.Errorf("decoder: %s: quant_method is %q, and no matrix of the folder has a qweight: %w", p.how.file, p.how.method, ErrFormat)
+		return fmt.Errorf("decoder: %s: quant_method is %q, and no matrix of the folder is quantised: %w", p.how.file, p.how.method, ErrFormat)
 	}
 	for _, m := range p.matrices {
 		bias := m.module + ".bias"
@@ -116,7 +118,7 @@ func (p *packed) Check(weights iter.Seq[hf.Weight], tied ...string) error {
 		}
 		tied = append(tied, bias)
 	}
-	return p.folder.Check(slices.Values(all), tied...)
+	return p.folder.Check(slices.Values(all), append(tied, p.otherScales()...)...)
 }
 
 // groups is a matrix as nn.Quantised has it, but for its integers, which stay as the file has them.
@@ -337,6 +339,9 @@ func (p *packed) quantised(name string, shape []int, from, to int) (*nn.Quantise
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.how.eight != noEight {
+		return p.eightRows(m, from, to)
+	}
 	g, err := p.read(m)
 	if err != nil {
 		return nil, err
@@ -361,6 +366,11 @@ func (p *packed) blockRow(name string) int {
 	switch {
 	case m == nil:
 		return 0
+	case p.how.eight != noEight: // and scales
+		if p.how.eight == eightByBlock {
+			return m.in + 4*((m.in-1)/eightBlock+1)
+		}
+		return m.in + 4
 	case p.how.bits == 8:
 		return rowBytes("Q8_0", m.in)
 	}
@@ -383,7 +393,11 @@ func (p *packed) float32s(dst []float32, name string, shape []int, from, to int)
 	row := len(q.Data) / q.Rows
 	each(len(dst), func(begin, end int) {
 		for r := begin / q.Columns; r < end/q.Columns; r++ {
-			decodeGroups(q, dst[r*q.Columns:][:q.Columns], q.Data[r*row:][:row])
+			if to := dst[r*q.Columns:][:q.Columns]; p.how.eight != noEight {
+				decodeEight(q, to, r)
+			} else {
+				decodeGroups(q, to, q.Data[r*row:][:row])
+			}
 		}
 	})
 	return nil

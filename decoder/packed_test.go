@@ -109,7 +109,7 @@ func TestPackedGolden(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(data, &golden)
 	}
-	if err != nil || len(golden) < 7 {
+	if err != nil || len(golden) < 10 {
 		t.Fatal(len(golden), err)
 	}
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -153,7 +153,7 @@ func TestPackedGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name := range matrices {
-				if of := fmt.Sprint(e.weights[name]); !strings.Contains(of, "int4") && !strings.Contains(of, "Q8_0") {
+				if of := fmt.Sprint(e.weights[name]); !strings.Contains(of, "int4") && !strings.Contains(of, "Q8_0") && !strings.Contains(of, "e4m3") {
 					t.Errorf("%s is %s", name, of)
 				}
 			}
@@ -179,7 +179,7 @@ func TestPackedGolden(t *testing.T) {
 			if off := off(half); off == 0 || off > 0.02 {
 				t.Errorf("float16 weights are off by %v", off)
 			}
-			if off := off(mixed); off == 0 || off > 0.2 {
+			if off := off(mixed); off > 0.2 || off == 0 && !strings.HasPrefix(name, "fp8") {
 				t.Errorf("mixed precision is off by %v", off)
 			}
 		})
@@ -188,7 +188,7 @@ func TestPackedGolden(t *testing.T) {
 
 // TestPackedMemory: the memory check knows the size of the matrices as they are loaded.
 func TestPackedMemory(t *testing.T) {
-	for name, row := range map[string]int{"gptq_sym": 64 / 32 * 19, "gptq_v2": 64 / 64 * 35, "gptq_row": 67, "gptq_8": 64 / 32 * 34, "awq_128": 67} {
+	for name, row := range map[string]int{"gptq_sym": 64 / 32 * 19, "gptq_v2": 64 / 64 * 35, "gptq_row": 67, "gptq_8": 64 / 32 * 34, "awq_128": 67, "fp8_block": 136 + 8, "fp8_tensor": 64 + 4} {
 		m, err := readPacked(t, name).open(t)
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestPackedMemory(t *testing.T) {
 			t.Errorf("%s: rows of %d bytes, want %d", name, got, row)
 		}
 		q, err := m.files.(*packed).quantised("layers.0.self_attn.q_proj.weight", []int{m.network.(*transformer).width, m.network.(*transformer).width}, 0, 2)
-		if err != nil || len(q.Data) != 2*row {
+		if err != nil || len(q.Data)+4*len(q.Scales) != 2*row {
 			t.Errorf("%s: %v, %v", name, q, err)
 		}
 		if m.files.blockRow("embed_tokens.weight") != 0 {
@@ -212,6 +212,12 @@ func TestPackedRefused(t *testing.T) {
 	const q, qweight = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj.qweight"
 	set := func(key string, value any) func(*packedFiles) {
 		return func(f *packedFiles) { f.quantization()[key] = value }
+	}
+	weights := func(key string, value any) func(*packedFiles) {
+		return func(f *packedFiles) {
+			group := f.quantization()["config_groups"].(map[string]any)["group_0"].(map[string]any)
+			group["weights"].(map[string]any)[key] = value
+		}
 	}
 	word := func(name string, at int, value uint32) func(*packedFiles) {
 		return func(f *packedFiles) { binary.LittleEndian.PutUint32(f.tensors[name].data[4*at:], value) }
@@ -268,6 +274,29 @@ func TestPackedRefused(t *testing.T) {
 			s := f.tensors[q+".scales"]
 			s.DType, s.data = "BF16", slices.Repeat([]byte{1, 0x2d}, len(s.data)/2) // 7e-12
 		}, ErrUnsupported, "which is no finite float16"},
+		{"fp8_block", set("weight_block_size", []int{64, 128}), ErrUnsupported, "weight_block_size is [64 128]; known is [128 128]"},
+		{"fp8_block", set("fmt", "e5m2"), ErrUnsupported, "fmt"},
+		{"fp8_block", set("activation_scheme", "none"), ErrUnsupported, "activation_scheme"},
+		{"fp8_block", set("scale_fmt", "e8m0"), ErrUnsupported, "scale_fmt"},
+		{"fp8_block", set("new_field", 1), ErrUnsupported, `"new_field" is "1"`},
+		{"fp8_tensor", set("kv_cache_scheme", "fp8"), ErrUnsupported, "kv_cache_scheme"},
+		{"fp8_channel", set("format", "int-quantized"), ErrUnsupported, "quantization_config.format"},
+		{"fp8_channel", set("config_groups", map[string]any{}), ErrUnsupported, "config_groups has 0 groups"},
+		{"fp8_channel", set("sparsity_config", map[string]any{"format": "sparse-24-bitmask"}), ErrUnsupported, "sparsity_config"},
+		{"fp8_channel", weights("num_bits", 4), ErrUnsupported, "quantization_config.config_groups.group_0.weights.num_bits is 4; known are [8]"},
+		{"fp8_channel", weights("type", "int"), ErrUnsupported, "weights.type"},
+		{"fp8_channel", weights("strategy", "group"), ErrUnsupported, "weights.strategy"},
+		{"fp8_channel", weights("symmetric", false), ErrUnsupported, "weights.symmetric"},
+		{"fp8_channel", weights("other", 1), ErrUnsupported, "other"},
+		{"fp8_channel", weights("strategy", "tensor"), ErrFormat, "shape"},
+		{"fp8_tensor", set("weight_block_size", []int{128, 128}), ErrMissing, "q_proj.weight_scale_inv"},
+		{"fp8_tensor", func(f *packedFiles) { f.tensors[q+".weight"].data[65] = 0xff }, ErrFormat, "weight[1][1] is NaN"},
+		{"fp8_tensor", func(f *packedFiles) { copy(f.tensors[q+".weight_scale"].data, []byte{0, 0, 0x80, 0x7f}) }, ErrUnsupported, "weight_scale[0] is +Inf"},
+		{"fp8_tensor", func(f *packedFiles) { delete(f.tensors, q+".weight_scale") }, ErrMissing, "q_proj.weight_scale"},
+		{"fp8_tensor", func(f *packedFiles) { delete(f.config, "quantization_config") }, ErrUnsupported, "F8_E4M3, not F32, F16 or BF16"},
+		{"fp8_tensor", func(f *packedFiles) {
+			f.tensors[q+".k_scale"] = &storedTensor{DType: "F32", Shape: []int{}, data: make([]byte, 4)}
+		}, ErrUnsupported, "k_scale"},
 		{"gptq_sym", func(f *packedFiles) {
 			for name := range f.tensors {
 				if module, ok := strings.CutSuffix(name, ".qweight"); ok {
@@ -278,7 +307,7 @@ func TestPackedRefused(t *testing.T) {
 					f.tensors[module+".weight"] = &storedTensor{DType: "F16", Shape: shape, data: make([]byte, 2*shape[0]*shape[1])}
 				}
 			}
-		}, ErrFormat, "no matrix of the folder has a qweight"},
+		}, ErrFormat, "no matrix of the folder is quantised"},
 	} {
 		f := readPacked(t, c.name)
 		c.change(f)
@@ -313,15 +342,16 @@ func TestPackedRefused(t *testing.T) {
 
 // FuzzQuantization: any quantization_config, and any numbers in the tensors, are read or refused.
 func FuzzQuantization(f *testing.F) {
-	for _, name := range []string{"gptq_sym", "gptq_order", "gptq_v2", "gptq_8", "awq"} {
+	names := []string{"gptq_sym", "gptq_order", "gptq_v2", "gptq_8", "awq", "fp8_block", "fp8_tensor", "fp8_channel"}
+	for i, name := range names {
 		text, err := json.Marshal(readPacked(f, name).quantization())
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(name == "awq", text, []byte{1, 2, 3}, uint16(0))
+		f.Add(byte(i), text, []byte{1, 2, 3}, uint16(0))
 	}
-	f.Fuzz(func(t *testing.T, awq bool, config, data []byte, at uint16) {
-		files := readPacked(t, map[bool]string{true: "awq", false: "gptq_order"}[awq])
+	f.Fuzz(func(t *testing.T, which byte, config, data []byte, at uint16) {
+		files := readPacked(t, names[int(which)%len(names)])
 		var how any
 		if json.Unmarshal(config, &how) != nil {
 			return

@@ -16,13 +16,16 @@ type quantization struct {
 	order  bool   // elements of a row are quantised in another order than that of the columns
 	less   int    // by which stored zeros are less than the zeros
 	zero   int    // all zeros; -1: any
+
+	eight eightScales // not noEight: elements are of E4M3
+	scale string      // the suffix of the tensor with the scales of E4M3
 }
 
 // quantizations has the methods: quantization_config.quant_method.
-var quantizations = map[string]func(*Config, *quantization){"gptq": readGPTQ, "awq": readAWQ}
+var quantizations = map[string]func(*Config, *quantization){"gptq": readGPTQ, "awq": readAWQ, "fp8": readFP8, "compressed-tensors": readCompressed}
 
 // wayOut is the way out for a folder that is refused.
-const wayOut = "use the model's folder in 16 bits, with -weights int4 or int8, or a GGUF file"
+const wayOut = "use the model's folder in 16 bits, with -weights int4, int8 or fp8, or a GGUF file"
 
 // quantization reads quantization_config; nil: the weights are not quantised. Every field is read, or is known to change no weight.
 func (c *Config) quantization() *quantization {

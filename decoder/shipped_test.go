@@ -248,7 +248,7 @@ func TestShippedFewBits(t *testing.T) {
 		o    Options
 		most float64
 	}{
-		{Options{Exact: true, Weights: tensor.Int8}, 0.003}, {Options{Weights: tensor.Int8}, 0.003},
+		{Options{Exact: true, Weights: tensor.Int8}, 0.003}, {Options{Weights: tensor.Int8}, 0.003}, {Options{Exact: true, Weights: la.E4M3}, 0.01},
 		{Options{Exact: true, Weights: nn.Int4}, 0.02}, {Options{Weights: nn.Int4}, 0.02},
 	} {
 		if off := math.Abs(surprise(c.o) - want); off == 0 || off > c.most {

@@ -216,7 +216,7 @@ func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
 }
 
 // roundedTo reports whether t is a type of fewer than 16 bits that [Options].Weights may have.
-func roundedTo(t tensor.Dtype) bool { return t == tensor.Int8 || t == nn.Int4 }
+func roundedTo(t tensor.Dtype) bool { return t == tensor.Int8 || t == la.E4M3 || t == nn.Int4 }
 
 // matrix reports whether a weight is a matrix whose rows are those of a tensor.
 func (w *Weight) matrix() bool { return len(w.Shape) == 2 && w.up == nil }

@@ -122,20 +122,9 @@ func (op embedding) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 		})
 	}
 	return gather(op, in, shape, func(dst []float32, m *weight.Matrix, from int) {
-		weight.Decode(m.Format, dst, m.At(from))
-		if m.Order != nil {
-			inOrder := scratch[float32](len(dst))
-			defer giveBack(inOrder)
-			copy(*inOrder, dst)
-			for i, column := range m.Order {
-				dst[column] = (*inOrder)[i]
-			}
-		}
-		if m.Scales != nil {
-			for i := range dst {
-				dst[i] *= m.Scales[from/len(dst)]
-			}
-		}
+		inOrder := scratch[float32](len(dst))
+		defer giveBack(inOrder)
+		m.Row(dst, from/len(dst), *inOrder)
 	})
 }
 

@@ -69,8 +69,9 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //   - GPUs of compute capability 9.0 and newer round from 17 rows on. Fewer rows keep float32's accuracy at the same speed.
 //   - CPUs with AMX round where rows are many: a third of the products with BFloat16, three of five with Float16. Other CPUs and
 //     few rows compute as without the option.
-//   - With w of [Rounded] or [Quantised], CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The error is at most 1/254
-//     of the largest |x| of each block times the sum of its |w|. Integers are summed exactly. An x that is not finite makes NaN.
+//   - With w of [Rounded] or [Quantised], but for E4M3, CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The
+//     error is at most 1/254 of the largest |x| of each block times the sum of its |w|. Integers are summed exactly. An x that is not
+//     finite makes NaN.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
 // Linear is a fully connected layer:

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"math"
 
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/errs"
@@ -15,31 +16,38 @@ import (
 // Quantised is a matrix of weights of 8 or fewer bits as it is stored. Its Value is the value of a node: the w of a [Linear], [Linears],
 // [GatedLinear] or [HeadLinear], or the table of an [Embedding].
 type Quantised struct {
-	// Format is how rows are stored: in blocks of elements.
+	// Format is how rows are stored: in blocks of elements, or as elements of a byte.
 	//
 	//   - Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K: blocks of GGUF files, by ggml's names.
 	//   - int4_32, int4_64, int4_128: groups of so many elements, scale * (integer - zero). A block is the scale, a float16 of two bytes;
 	//     the zero, a byte of at most 16; and 16 bytes for each 32 elements: the lower 4 bits of byte i are integer i, and the upper 4
 	//     bits integer 16+i. GPTQ and AWQ have such groups in other orders.
+	//   - e4m3: numbers of leanattention.E4M3, without NaN, times Scales.
 	Format string
 
 	Rows, Columns int
 
-	// Data has the rows, one after the other, each of whole blocks. Data is not copied and must not change. Data may be of a mapped file.
+	// Data has the rows, one after the other, each of whole blocks or elements. Data is not copied and must not change. Data may be of a mapped file.
 	Data []byte
 
+	// Scales are those of e4m3, in row-major order: one for each row or, if Group is not 0, for each Group elements of a row and for the
+	// rest. Group is a multiple of 128. Scales are not copied and must not change.
+	Scales []float32
+	Group  int
+
 	// Order, if not nil, has the column of each element of a row: element i of every row is the weight of x[Order[i]]. Order has every
-	// column once, and must not change. GPTQ has such an order with desc_act.
+	// column once, and must not change. GPTQ has such an order with desc_act. An Order is for formats in blocks.
 	Order []int32
 }
 
 // Value returns the value of a node.
 //
-//   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the blocks mean, in
-//     float32; with [WithMixedPrecision], those of an x of 8 bits.
+//   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the format means, in
+//     float32; with [WithMixedPrecision], those of an x of 8 bits, but for e4m3.
 //   - CPUs with AVX2, and with AVX-512 and VNNI, have kernels for all formats. With AVX-512 alone, those of AVX2 compute. With NEON
 //     and without assembly, Go computes, which takes several times as long.
-//   - Errors: ErrUnsupported (another format), ErrShape, ErrOption (a zero above 16; an Order that lacks a column).
+//   - Errors: ErrUnsupported (another format; an Order, Scales or a Group that the format has not), ErrShape, ErrOption (a zero above 16;
+//     an Order that lacks a column; NaN; a scale that makes an infinite number).
 //
 // The value's Dtype method returns the element type of the node, which stands for the format.
 func (q Quantised) Value() (w G.Value, err error) {
@@ -47,12 +55,17 @@ func (q Quantised) Value() (w G.Value, err error) {
 	defer errs.RecoverTo(prefix+name, &err)
 	f := weight.Format(weight.Formats)
 	for other := range f {
-		if other.String() == q.Format && inBlocks(other) {
+		if other.String() == q.Format && isStored(other) {
 			f = other
 		}
 	}
-	if !f.Known() {
-		return nil, errorf(name, errs.ErrUnsupported, "Format is %q, want %s", q.Format, weight.Names(inBlocks))
+	switch {
+	case !f.Known():
+		return nil, errorf(name, errs.ErrUnsupported, "Format is %q, want %s", q.Format, weight.Names(isStored))
+	case q.Order != nil && !inBlocks(f):
+		return nil, errorf(name, errs.ErrUnsupported, "an Order of columns of %v, want a format in blocks", f)
+	case (q.Scales != nil || q.Group != 0) && inBlocks(f):
+		return nil, errorf(name, errs.ErrUnsupported, "%d Scales and a Group of %d of %v, which has scales in its blocks", len(q.Scales), q.Group, f)
 	}
 	size, fits := 0, q.Rows > 0 && q.Columns > 0 && q.Columns%f.Block() == 0
 	if fits {
@@ -63,6 +76,9 @@ func (q Quantised) Value() (w G.Value, err error) {
 	}
 	if at, zero := f.BadZero(q.Data); at >= 0 {
 		return nil, errorf(name, errs.ErrOption, "block %d of row %d has the zero %d, want at most %d", at%(q.Columns/f.Block()), at/(q.Columns/f.Block()), zero, weight.MaxInt4Zero)
+	}
+	if !inBlocks(f) {
+		return q.scaled(f)
 	}
 	if q.Order != nil {
 		if len(q.Order) != q.Columns {
@@ -79,7 +95,31 @@ func (q Quantised) Value() (w G.Value, err error) {
 	return operand.NewBlocks(f, q.Data, q.Rows, q.Columns, q.Order), nil
 }
 
+// scaled returns the value of elements of a byte, whose number is right.
+func (q *Quantised) scaled(f weight.Format) (G.Value, error) {
+	const name = "Quantised"
+	m := weight.Matrix{Group: q.Group}
+	if q.Group < 0 || q.Group%128 != 0 {
+		return nil, errorf(name, errs.ErrUnsupported, "Group is %d, want a multiple of 128, or 0 for rows", q.Group)
+	}
+	if want := q.Rows * m.Groups(q.Columns); len(q.Scales) != want {
+		return nil, errorf(name, errs.ErrShape, "%d Scales, want %d for %d rows of %d elements and a Group of %d", len(q.Scales), want, q.Rows, q.Columns, q.Group)
+	}
+	if at := weight.BadE4M3(q.Data); at >= 0 {
+		return nil, errorf(name, errs.ErrOption, "element %d of row %d is NaN", at%q.Columns, at/q.Columns)
+	}
+	for i, scale := range q.Scales {
+		if largest := scale * 448; largest-largest != 0 {
+			return nil, errorf(name, errs.ErrOption, "Scales[%d] is %v, want magnitudes below %v", i, scale, math.MaxFloat32/448)
+		}
+	}
+	return operand.NewScaled(f, q.Data, q.Scales, q.Rows, q.Columns, q.Group), nil
+}
+
 func inBlocks(f weight.Format) bool { return f.Block() > 1 }
+
+// isStored reports whether f is a format of [Quantised].
+func isStored(f weight.Format) bool { return inBlocks(f) || f == weight.E4M3 }
 
 // Int4 stands for INT4 in [Rounded], and for int4_32 of [Quantised].
 var Int4 = operand.WeightType(weight.Int4_32)
@@ -87,6 +127,7 @@ var Int4 = operand.WeightType(weight.Int4_32)
 // Rounded returns a matrix of weights that are rounded to fewer bits, as [Quantised] does.
 //
 //   - to: tensor.Int8: a row has a scale, the row's largest magnitude / 127, and the integers nearest to the elements / scale.
+//     leanattention.E4M3: a row has a scale, the row's largest magnitude / 448, and the numbers nearest to the elements / scale.
 //     [Int4]: groups of 32 elements of a row, each with a scale, a zero and integers of 4 bits, which together have about the least
 //     squared error.
 //   - read writes rows [from, to) to dst. Rounded calls read for some rows after the other, so memory is that of the result.
@@ -98,8 +139,8 @@ func Rounded(to tensor.Dtype, rows, columns int, read func(dst []float32, from, 
 	n, ok := operand.Product(max(rows, 0), max(columns, 0))
 	f, known := operand.WeightFormat(to)
 	switch {
-	case !known || to != tensor.Int8 && to != Int4:
-		return nil, errorf(name, errs.ErrUnsupported, "to is %v, want %v or %v", to, tensor.Int8, Int4)
+	case !known || to != tensor.Int8 && to != operand.E4M3 && to != Int4:
+		return nil, errorf(name, errs.ErrUnsupported, "to is %v, want %v, %v or %v", to, tensor.Int8, operand.E4M3, Int4)
 	case !ok || n == 0 || columns%f.Block() != 0:
 		return nil, errorf(name, errs.ErrShape, "%d rows of %d elements, want whole groups of %d", rows, columns, f.Block())
 	}
@@ -124,7 +165,7 @@ func Rounded(to tensor.Dtype, rows, columns int, read func(dst []float32, from, 
 	if inBlocks(f) {
 		return operand.NewBlocks(f, data, rows, columns, nil), nil
 	}
-	return operand.NewScaled(f, data, scales, rows, columns), nil
+	return operand.NewScaled(f, data, scales, rows, columns, 0), nil
 }
 
 // roundedBlock is the number of elements that are rounded at a time.

@@ -176,8 +176,8 @@ func (m *modelFlags) add(f *flags) {
 	matrices := maps.Clone(types)
 	matrices["int8"] = tensor.Int8
 	cached := maps.Clone(matrices)
-	matrices["int4"] = nn.Int4
-	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8 and int4 on the CPU", matrices)
+	matrices["fp8"], matrices["int4"] = la.E4M3, nn.Int4
+	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8, fp8 and int4 on the CPU", matrices)
 	cached["e4m3"], cached["q4"] = la.E4M3, la.Q4
 	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given; e4m3, int8 and q4 on the CPU", cached)
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")

@@ -155,7 +155,7 @@ func TestWrongFlags(t *testing.T) {
 		"-n is 0, less than 1":                     {"generate", "-p", "x", "-n", "0"},
 		"-n-samples is 0":                          {"generate", "-p", "x", "-n-samples", "0"},
 		"-logprobs is for -json":                   {"generate", "-p", "x", "-logprobs", "1"},
-		"none of bf16, f16, f32, int4, int8":       {"generate", "-p", "x", "-weights", "f8"},
+		"none of bf16, f16, f32, fp8, int4, int8":  {"generate", "-p", "x", "-weights", "f8"},
 		"-device \"tpu\" is none of":               {"generate", "-p", "x", "-device", "tpu"},
 		"\"x\" is no number of a GPU":              {"generate", "-p", "x", "-device", "gpu:x"},
 		"-keep: not a whole number":                {"generate", "-p", "x", "-keep", "-1"},

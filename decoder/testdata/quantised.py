@@ -1,11 +1,11 @@
-"""Writes the folders of testdata/quantised: small Llama models whose matrices AutoGPTQ and AutoAWQ have packed.
+"""Writes the folders of testdata/quantised: small Llama models whose matrices AutoGPTQ and AutoAWQ have packed, or are in FP8.
 
     pip install torch numpy safetensors
     pip download --no-deps auto-gptq==0.7.1 autoawq==0.2.9    and unpack both
     python quantised.py AUTO_GPTQ AUTOAWQ
 
-The packages' own functions pack the matrices. golden.json has a SHA-256 of each matrix: of scale * (integer - zero) as float32, in
-row-major order of (out, in), from the numbers before packing.
+The packages' own functions pack the matrices, and torch converts FP8. golden.json has a SHA-256 of each matrix: of scale * (integer - zero)
+or scale * number as float32, in row-major order of (out, in), from the numbers before packing.
 """
 
 import hashlib
@@ -86,6 +86,27 @@ def module(rng, how, out, inner, name, tensors, golden):
     golden[name.removeprefix("model.") + ".weight"] = hashlib.sha256(w.T.astype("<f4").tobytes()).hexdigest()
 
 
+def eight(rng, how, out, inner, name, tensors, golden):
+    """A matrix in E4M3, with every number of that type."""
+    bits = rng.integers(0, 256, (out, inner), dtype=np.uint8)
+    bits[bits & 0x7F == 0x7F] = 0x7E  # no NaN
+    w = torch.from_numpy(bits).view(torch.float8_e4m3fn)
+    scale = lambda *shape: torch.from_numpy(np.asarray(rng.standard_normal(shape) * 0.0005, dtype=np.float32))
+    tensors[name + ".weight"] = w
+    if how.get("weight_block_size"):
+        s = scale(-(-out // 128), -(-inner // 128))
+        tensors[name + ".weight_scale_inv"] = s
+        s = s.repeat_interleave(128, 0).repeat_interleave(128, 1)[:out, :inner]
+    elif how["quant_method"] == "fp8":
+        s = scale()
+        tensors[name + ".weight_scale"], tensors[name + ".input_scale"] = s, torch.tensor(0.5)
+    else:
+        s = scale(out, 1).bfloat16()
+        tensors[name + ".weight_scale"] = s
+    w = (w.float() * s.float() + 0.0).numpy()
+    golden[name.removeprefix("model.") + ".weight"] = hashlib.sha256(w.astype("<f4").tobytes()).hexdigest()
+
+
 cases = {
     "gptq_sym": ({"bits": 4, "group_size": 32, "desc_act": False, "sym": True, "damp_percent": 0.01, "static_groups": False,
                   "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model", "quant_method": "gptq"}, 64, 96),
@@ -96,6 +117,17 @@ cases = {
     "gptq_8": ({"bits": 8, "group_size": 32, "desc_act": True, "sym": True, "quant_method": "gptq", "is_marlin_format": False}, 64, 32),
     "awq": ({"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm", "modules_to_not_convert": None, "quant_method": "awq"}, 64, 96),
     "awq_128": ({"bits": 4, "group_size": 128, "zero_point": True, "version": "GEMM", "quant_method": "awq"}, 128, 128),
+    "fp8_block": ({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}, 136, 32),
+    "fp8_tensor": ({"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"}, 64, 32),
+    "fp8_channel": ({
+        "config_groups": {"group_0": {
+            "input_activations": {"actorder": None, "block_structure": None, "dynamic": True, "group_size": None, "num_bits": 8, "observer": None,
+                                  "observer_kwargs": {}, "strategy": "token", "symmetric": True, "type": "float"},
+            "output_activations": None, "targets": ["Linear"],
+            "weights": {"actorder": None, "block_structure": None, "dynamic": False, "group_size": None, "num_bits": 8, "observer": "minmax",
+                        "observer_kwargs": {}, "strategy": "channel", "symmetric": True, "type": "float"}}},
+        "format": "float-quantized", "global_compression_ratio": 1.4, "ignore": ["lm_head"], "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors", "quantization_status": "compressed"}, 64, 32),
 }
 
 all_golden = {}
@@ -118,7 +150,7 @@ for number, (case, (how, width, inner)) in enumerate(cases.items()):
     each = width // heads
     for name, out, inside in [("self_attn.q_proj", width, width), ("self_attn.k_proj", each * kv, width), ("self_attn.v_proj", each * kv, width),
                               ("self_attn.o_proj", width, width), ("mlp.gate_proj", inner, width), ("mlp.up_proj", inner, width), ("mlp.down_proj", width, inner)]:
-        module(rng, how, out, inside, prefix + name, tensors, golden)
+        (module if "bits" in how else eight)(rng, how, out, inside, prefix + name, tensors, golden)
         if case == "gptq_sym":
             tensors[prefix + name + ".bias"] = torch.zeros(out, dtype=torch.float16)
     for name in [prefix + "input_layernorm", prefix + "post_attention_layernorm", "model.norm"]:

@@ -28,6 +28,7 @@ var weightTypes = [weight.Formats]tensor.Dtype{
 	weight.Q4_K:     {Type: reflect.TypeFor[Q4_K]()},
 	weight.Q5_K:     {Type: reflect.TypeFor[Q5_K]()},
 	weight.Q6_K:     {Type: reflect.TypeFor[Q6_K]()},
+	weight.E4M3:     E4M3,
 	weight.Int4_32:  {Type: reflect.TypeFor[Int4_32]()},
 	weight.Int4_64:  {Type: reflect.TypeFor[Int4_64]()},
 	weight.Int4_128: {Type: reflect.TypeFor[Int4_128]()},
@@ -74,7 +75,8 @@ func SumType(f weight.Format) tensor.Dtype { return weightTypes[weight.Dense(f.S
 type Weight struct {
 	Of       weight.Format
 	Elements G.Value // (rows, columns); of a format in blocks (rows, bytes of a row), of uint8
-	Scales   G.Value // (rows), float32; nil: the format has no scales
+	Scales   G.Value // (rows) or, of groups, (rows, groups of a row), float32; nil: the format has no scales
+	Group    int     // see weight.Matrix
 	Order    []int32 // see weight.Matrix; nil: columns are in order
 
 	shape tensor.Shape // nil: that of Elements
@@ -85,9 +87,13 @@ func NewBlocks(of weight.Format, data []byte, rows, columns int, order []int32) 
 	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, of.Size(columns)), tensor.WithBacking(data)), Order: order, shape: tensor.Shape{rows, columns}}
 }
 
-// NewScaled returns the weight of rows of elements of a byte, with a scale for each row. data and scales are kept.
-func NewScaled(of weight.Format, data []byte, scales []float32, rows, columns int) *Weight {
-	return &Weight{Of: of, Elements: tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(data)), Scales: tensor.New(tensor.WithShape(rows), tensor.WithBacking(scales))}
+// NewScaled returns the weight of rows of elements of a byte, with a scale for each row, or for each group of a row. data and scales are
+// kept.
+func NewScaled(of weight.Format, data []byte, scales []float32, rows, columns, group int) *Weight {
+	return &Weight{
+		Of: of, Elements: tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(data)), Group: group,
+		Scales: tensor.New(tensor.WithShape(rows, len(scales)/rows), tensor.WithBacking(scales)),
+	}
 }
 
 // WeightOf returns the weight of a value: a *Weight, or a tensor whose type stands for a format without scales.
@@ -131,8 +137,9 @@ func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 		return m, nil
 	}
 	s, ok := w.Scales.(*tensor.Dense)
-	if !ok || !s.IsNativelyAccessible() || s.Dtype() != tensor.Float32 || s.Shape().TotalSize() != t.Shape()[0] {
-		return m, errs.Errorf(op, errs.ErrShape, "the scales of %s are %v of %v, want %d of float32 in host memory", name, w.Scales.Shape(), w.Scales.Dtype(), t.Shape()[0])
+	m.Group = w.Group
+	if want := t.Shape()[0] * m.Groups(t.Shape()[1]); !ok || !s.IsNativelyAccessible() || s.Dtype() != tensor.Float32 || s.Shape().TotalSize() != want {
+		return m, errs.Errorf(op, errs.ErrShape, "the scales of %s are %v of %v, want %d of float32 in host memory", name, w.Scales.Shape(), w.Scales.Dtype(), want)
 	}
 	m.Scales = dense.Elements[float32](s)
 	return m, nil

@@ -211,6 +211,8 @@ func Round(f Format, dst []byte, x []float32) (scale float32, ok bool) {
 		return RoundInt8(unsafe.Slice((*int8)(unsafe.Pointer(unsafe.SliceData(dst))), len(dst)), x)
 	case Int4_32, Int4_64, Int4_128:
 		return 1, RoundInt4(f, dst, x)
+	case E4M3:
+		return RoundE4M3(dst, x)
 	}
 	panic(fmt.Sprintf("rounding to %v", f))
 }

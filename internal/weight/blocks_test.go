@@ -192,3 +192,45 @@ func TestRoundInt4(t *testing.T) {
 		}
 	}
 }
+
+// TestRoundE4M3: rounding is to the nearest number of a scale, and what is not finite is an error.
+func TestRoundE4M3(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 200 {
+		x, q := make([]float32, 1+rng.IntN(70)), make([]byte, 70)
+		size := float32(math.Exp2(float64(rng.IntN(220) - 100)))
+		for i := range x {
+			x[i] = float32(rng.NormFloat64()) * size
+		}
+		largest := 0.0
+		for _, v := range x {
+			largest = max(largest, math.Abs(float64(v)))
+		}
+		scale, ok := Round(E4M3, q[:len(x)], x)
+		if !ok || math.Abs(float64(scale)*448-largest) > largest*0x1p-22 || BadE4M3(q) >= 0 {
+			t.Fatalf("scale %v of %v, %v", scale, largest, ok)
+		}
+		m := Matrix{Format: E4M3, Ptr: unsafe.Pointer(&q[0]), Len: len(x), Scales: []float32{scale}}
+		got := make([]float32, len(x))
+		m.Row(got, 0, nil)
+		for i, v := range got {
+			if off := math.Abs(float64(v) - float64(x[i])); off > math.Abs(float64(x[i]))/16*1.0001 && off > float64(scale)*0x1p-10*1.0001 {
+				t.Fatalf("%v became %v with the scale %v", x[i], v, scale)
+			}
+		}
+	}
+	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
+		if _, ok := Round(E4M3, make([]byte, 2), []float32{1, bad}); ok {
+			t.Errorf("%v was rounded", bad)
+		}
+	}
+	if scale, ok := Round(E4M3, make([]byte, 2), []float32{math.MaxFloat32, -1}); !ok || scale*448-scale*448 != 0 {
+		t.Errorf("the largest number: the scale is %v, %v", scale, ok)
+	}
+	if scale, ok := Round(E4M3, make([]byte, 2), []float32{0, 0x1p-120}); !ok || scale != 0 {
+		t.Errorf("tiny numbers have the scale %v, %v", scale, ok)
+	}
+	if at := BadE4M3([]byte{0x7e, 0xfe, 0xff}); at != 2 {
+		t.Errorf("NaN is at %d", at)
+	}
+}

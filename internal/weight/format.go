@@ -36,6 +36,8 @@ const (
 	Int4_64
 	Int4_128
 
+	E4M3 // bytes, and a scale of each row, or of each group of a row
+
 	Formats = iota // how many there are
 )
 
@@ -66,6 +68,7 @@ var formats = [Formats]struct {
 	Int4_32:  {name: "int4_32", bytes: 2 + 1 + 16, sums: attn.Float32, blocks: layout{elements: 32, run: 32}},
 	Int4_64:  {name: "int4_64", bytes: 2 + 1 + 32, sums: attn.Float32, blocks: layout{elements: 64, run: 32}},
 	Int4_128: {name: "int4_128", bytes: 2 + 1 + 64, sums: attn.Float32, blocks: layout{elements: 128, run: 32}},
+	E4M3:     {name: "e4m3", bytes: 1, sums: attn.Float32, scales: true},
 }
 
 // Decode converts elements at src to float32, without the scales of rows. Decode is for formats whose sums are float32. Of a format in
@@ -82,6 +85,8 @@ func Decode(f Format, dst []float32, src unsafe.Pointer) {
 		for i, v := range unsafe.Slice((*int8)(src), n) {
 			dst[i] = float32(v)
 		}
+	case E4M3:
+		half.DecodeE4M3(dst, unsafe.Slice((*uint8)(src), n))
 	default:
 		if f.Block() > 1 {
 			decodeBlocks(f, dst, unsafe.Slice((*byte)(src), f.Size(n)))
@@ -152,7 +157,8 @@ type Matrix struct {
 	Ptr    unsafe.Pointer // the first element, aligned to the size of one unless the format has blocks; nil only if Len is 0
 	Len    int            // elements
 
-	Scales []float32 // a factor of each row; nil: there are none
+	Scales []float32 // a factor of each row, or of each group of each row; nil: there are none
+	Group  int       // elements of a group of E4M3, but for the last of a row; 0: a row is a group
 
 	// Order has the column of the matrix for each element of a row: element i of each row is the weight of x[Order[i]]. It has every
 	// column once. nil: elements are in the order of the columns.
@@ -166,9 +172,39 @@ func (m *Matrix) At(i int) unsafe.Pointer { return unsafe.Add(m.Ptr, m.Format.Si
 func (m *Matrix) Rows(from, n, columns int) Matrix {
 	rows := Matrix{Format: m.Format, Ptr: m.At(from * columns), Len: n * columns, Order: m.Order}
 	if m.Scales != nil {
-		rows.Scales = m.Scales[from:][:n]
+		each := m.Groups(columns)
+		rows.Scales, rows.Group = m.Scales[from*each:][:n*each], m.Group
 	}
 	return rows
+}
+
+// Groups returns the number of scales of a row of so many columns.
+func (m *Matrix) Groups(columns int) int {
+	if m.Group == 0 || columns == 0 {
+		return 1
+	}
+	return (columns-1)/m.Group + 1
+}
+
+// Row decodes a row to float32, with its scales, in the order of the columns. scratch is as long as dst.
+func (m *Matrix) Row(dst []float32, row int, scratch []float32) {
+	n := len(dst)
+	Decode(m.Format, dst, m.At(row*n))
+	if m.Scales != nil {
+		group, scales := m.Group, m.Scales[row*m.Groups(n):]
+		if group == 0 {
+			group = n
+		}
+		for i := range dst {
+			dst[i] *= scales[i/group]
+		}
+	}
+	if m.Order != nil {
+		copy(scratch, dst)
+		for i, column := range m.Order {
+			dst[column] = scratch[i]
+		}
+	}
 }
 
 // Check reports whether the matrix is well formed.
@@ -185,6 +221,8 @@ func (m *Matrix) Check(op, name string) error {
 		return attn.Errorf(op, attn.ErrShape, "%s at %v is not aligned to its %d-byte elements", name, m.Ptr, size)
 	case m.Len > 0 && m.Format.HasScales() && m.Scales == nil:
 		return attn.Errorf(op, attn.ErrShape, "%s is of %v and has no scales", name, m.Format)
+	case m.Group < 0 || m.Group > 0 && m.Format != E4M3:
+		return attn.Errorf(op, attn.ErrUnsupported, "%s is of %v and has groups of %d, which are for %v", name, m.Format, m.Group, E4M3)
 	case m.Order != nil && m.Format.Block() == 1:
 		return attn.Errorf(op, attn.ErrUnsupported, "%s is of %v and has an order of columns, which is for formats in blocks", name, m.Format)
 	case m.Scales != nil && m.Format.Sums() != attn.Float32:

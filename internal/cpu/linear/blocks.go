@@ -3,13 +3,16 @@ package linear
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Weights of at most 8 bits. A thread unpacks the groups of some rows of weights into its first-level cache. Then the thread
 //
-//   - converts the groups to float32, for the kernels of float32 weights. Results have the bits of float32 weights;
+//   - converts the groups to float32, for the kernels of float32 weights. Results have the bits of float32 weights. E4M3 is always
+//     converted, without groups;
 //   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block, once. The bits of a row depend neither on the other
 //     rows nor on their number.
 
@@ -20,7 +23,7 @@ const (
 )
 
 // isBlocks reports whether weights of f are read in groups.
-func isBlocks(f weight.Format) bool { return f == weight.Int8 || f.Block() > 1 }
+func isBlocks(f weight.Format) bool { return f == weight.Int8 || f == weight.E4M3 || f.Block() > 1 }
 
 // blockRun is the part of a linearRun for weights of 8 and fewer bits.
 type blockRun struct {
@@ -42,6 +45,7 @@ type roundScratch struct {
 // blockScratch is the scratch of a thread.
 type blockScratch struct {
 	groups, floats cpu.Aligned
+	partial        cpu.Aligned // partialBytes of each pass
 	unpack         unpackArgs
 	expand         expandArgs
 	mul            groupArgs
@@ -58,7 +62,7 @@ func (s *blockScratch) forget() {
 func (l *linearRun) setBlocks() {
 	b := &l.blocks
 	if b.kernels, b.integer = nil, false; isBlocks(l.format) {
-		b.kernels, b.kind, b.integer, b.groups = l.kernels.blocks, kindOf(l.format), l.roundX, (l.in-1)/groupElements+1
+		b.kernels, b.kind, b.integer, b.groups = l.kernels.blocks, kindOf(l.format), l.roundX && l.format != weight.E4M3, (l.in-1)/groupElements+1
 	}
 }
 
@@ -138,62 +142,119 @@ func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n int)
 	l.blocks.kernels.unpack[l.format](&s.unpack)
 }
 
-// expandRows converts n elements of rows of weights at src to float32. It returns the bytes between two rows of the result.
-func (l *linearRun) expandRows(s *blockScratch, src unsafe.Pointer, rows, n int) (at unsafe.Pointer, row int) {
-	l.unpackRows(s, src, rows, n)
-	groups := (n-1)/groupElements + 1
+// expandRows converts n elements of rows of weights to float32: from output feature o and element k on. It returns the bytes between two
+// rows of the result.
+func (l *linearRun) expandRows(s *blockScratch, layer *linearLayer, o, k, rows, n int) (at unsafe.Pointer, row int) {
+	src, groups := unsafe.Add(layer.w, o*l.wRow+l.format.Size(k)), (n-1)/groupElements+1
 	row = 4 * groups * groupElements
 	s.floats.Grow(rows * row)
+	if l.format == weight.E4M3 {
+		for r := range rows {
+			l.widenRow(unsafe.Slice((*float32)(unsafe.Add(s.floats.At, r*row)), n), layer, unsafe.Add(src, r*l.wRow), o+r, k)
+		}
+		return s.floats.At, row
+	}
+	l.unpackRows(s, src, rows, n)
 	s.expand = expandArgs{dst: s.floats.At, dstRow: row, src: s.groups.At, srcRow: s.unpack.dstRow, rows: rows, groups: groups}
 	l.blocks.kernels.expand[l.blocks.kind](&s.expand)
 	return s.floats.At, row
 }
 
+// widenRow converts elements of E4M3 at src, those of output feature o from element k on, and multiplies them by their scales.
+func (l *linearRun) widenRow(dst []float32, layer *linearLayer, src unsafe.Pointer, o, k int) {
+	if l.group == 0 {
+		vector.WidenRows(dst, attn.E4M3, src, (*float32)(unsafe.Add(layer.scales, 4*o)), len(dst), 0)
+		return
+	}
+	scales := unsafe.Add(layer.scales, 4*o*((l.in-1)/l.group+1))
+	for len(dst) > 0 {
+		// Whole groups together, or the rest of one.
+		n, all := min(l.group-k%l.group, len(dst)), 1
+		if n == l.group {
+			all = len(dst) / n
+		}
+		vector.WidenRows(dst[:all*n], attn.E4M3, src, (*float32)(unsafe.Add(scales, 4*(k/l.group))), n, 1)
+		dst, src, k = dst[all*n:], unsafe.Add(src, all*n), k+all*n
+	}
+}
+
 // blockFeatures computes the sums of output features [from, to) of a layer for the block's rows.
 func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to int) {
-	if row := l.blocks.kernels.row[l.format]; row != nil && l.blocks.integer && l.rows == 1 {
-		a := &s.row
-		*a = blockRowArgs{
-			y: unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), yStep: l.size, w: unsafe.Add(layer.w, from*l.wRow), wRow: l.wRow,
-			x: unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow()), n: l.in, sets: (to - from) / dotStreams,
-		}
-		a.fetch, a.fetchStep = uintptr(a.w)+fetchBlocks, dotStreams*l.wRow/l.blocks.groups
-		if a.sets > 0 {
-			row(a)
-		}
-		for o := from + a.sets*dotStreams; o < to; o++ { // all output features are the same
-			a.sets, a.yStep, a.wRow = 1, 0, 0
-			a.w, a.y = unsafe.Add(layer.w, o*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+o*l.size)
-			row(a)
+	if row := l.blocks.kernels.row[l.format]; row != nil && (l.blocks.integer || l.format == weight.E4M3) && l.rows == 1 {
+		l.rowFeatures(&s.row, row, layer, from, to)
+		return
+	}
+	if !l.blocks.integer {
+		for at := from; at < to; at += dotStreams {
+			l.exactFeatures(s, layer, at, min(dotStreams, to-at))
 		}
 		return
 	}
 	// The groups of so many features fit the first-level cache.
 	most := min(max(unpackBytes/(dotStreams*l.blocks.wRow()), 1), blockOuts/dotStreams) * dotStreams
-	if !l.blocks.integer {
-		most = dotStreams
-	}
 	for at := from; at < to; at += most {
 		n := min(most, to-at)
-		src, y := unsafe.Add(layer.w, at*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+at*l.size)
-		if l.blocks.integer {
-			l.unpackRows(s, src, n, l.in)
-			l.multiplyGroups(s, layer, y, n)
-			continue
+		l.unpackRows(s, unsafe.Add(layer.w, at*l.wRow), n, l.in)
+		l.multiplyGroups(s, layer, unsafe.Add(layer.y, l.first*layer.yRow+at*l.size), n)
+	}
+}
+
+// rowFeatures computes the sums of output features [from, to) of a layer for one row.
+func (l *linearRun) rowFeatures(a *blockRowArgs, row func(*blockRowArgs), layer *linearLayer, from, to int) {
+	*a = blockRowArgs{
+		y: unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), yStep: l.size, w: unsafe.Add(layer.w, from*l.wRow), wRow: l.wRow,
+		n: l.in, sets: (to - from) / dotStreams,
+	}
+	if l.format == weight.E4M3 {
+		a.x, a.group, a.scaleRow = unsafe.Add(layer.x, l.first*layer.xRow), l.blocks.groups*groupElements, 4
+		if l.group > 0 {
+			a.group, a.scaleRow = l.group, 4*((l.in-1)/l.group+1)
 		}
-		w, row := l.expandRows(s, src, n, l.in)
-		s.dot = dotArgs{yStep: l.size, yRow: layer.yRow, wStep: row, xRow: layer.xRow, n: l.in}
-		step := dotStreams
-		if n < dotStreams { // all streams take the same row
-			s.dot.wStep, s.dot.yStep, step = 0, 0, 1
+		a.scales = unsafe.Add(layer.scales, from*a.scaleRow)
+	} else {
+		a.x = unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow())
+	}
+	a.fetch, a.fetchStep = uintptr(a.w)+fetchBlocks, dotStreams*l.wRow/l.blocks.groups
+	if a.sets > 0 {
+		row(a)
+	}
+	scales := a.scales
+	scaleRow := a.scaleRow
+	for o := from + a.sets*dotStreams; o < to; o++ { // all output features are the same
+		a.sets, a.yStep, a.wRow, a.scaleRow = 1, 0, 0, 0
+		a.w, a.y = unsafe.Add(layer.w, o*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+o*l.size)
+		a.scales = unsafe.Add(scales, (o-from)*scaleRow)
+		row(a)
+	}
+}
+
+// exactFeatures computes the sums of n output features, at most dotStreams, with the kernels of float32 weights. It converts as many
+// elements of a row at a time as stay in the first-level cache.
+func (l *linearRun) exactFeatures(s *blockScratch, layer *linearLayer, from, n int) {
+	y, step := unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), dotStreams
+	a := &s.dot
+	*a = dotArgs{yStep: l.size, yRow: layer.yRow, xRow: layer.xRow}
+	if n < dotStreams { // all streams take the same row
+		a.yStep, step = 0, 1
+	}
+	s.partial.Grow(dotStreams * l.passes * partialBytes)
+	for k := 0; k < l.in; k += passSteps {
+		a.n, a.more, a.unfinished = min(passSteps, l.in-k), min(k, 1), 0
+		if k+a.n < l.in {
+			a.unfinished = 1
+		}
+		w, row := l.expandRows(s, layer, from, k, n, a.n)
+		if n == dotStreams {
+			a.wStep = row
 		}
 		for o := 0; o < n; o += step {
-			s.dot.w = unsafe.Add(w, o*row)
+			a.w = unsafe.Add(w, o*row)
 			for pass, begin := 0, 0; pass < l.passes; pass++ {
 				end := (pass + 1) * l.rows / l.passes
-				s.dot.rows = end - begin
-				s.dot.x, s.dot.y = unsafe.Add(layer.x, (l.first+begin)*layer.xRow), unsafe.Add(y, begin*layer.yRow+o*l.size)
-				l.kernels.dot[weight.Float32][s.dot.rows](&s.dot)
+				a.rows = end - begin
+				a.x, a.y = unsafe.Add(layer.x, (l.first+begin)*layer.xRow+k*l.size), unsafe.Add(y, begin*layer.yRow+o*l.size)
+				a.partial = unsafe.Add(s.partial.At, (o*l.passes+pass)*partialBytes)
+				l.kernels.dot[weight.Float32][a.rows](a)
 				begin = end
 			}
 		}

@@ -11,11 +11,11 @@ import (
 // TestBlocksWithoutVNNI: processors that have AVX-512 without VNNI compute with the kernels for AVX2.
 func TestBlocksWithoutVNNI(t *testing.T) {
 	was := linearTiers[cpu.InUse()]
-	if cpu.InUse() < cpu.TierAVX512 || was.blocks == &blocksAVX2 {
+	if cpu.InUse() < cpu.TierAVX512 || was.blocks == &blocksWithoutVNNI {
 		t.Skip("this tier has no AVX-512, or the other tests have run with the kernels for AVX2")
 	}
 	own := *was
-	own.blocks = &blocksAVX2
+	own.blocks = &blocksWithoutVNNI
 	linearTiers[cpu.InUse()] = &own
 	defer func() { linearTiers[cpu.InUse()] = was }()
 	for name, test := range map[string]func(*testing.T){

@@ -4,6 +4,7 @@ import (
 	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/weight"
 )
 
@@ -55,6 +56,7 @@ var blocksGo = blockKernels{
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8Go, weight.Q8_0: rowQ80Go, weight.Q4_0: rowQ40Go, weight.Q4_1: rowQ41Go,
 		weight.Int4_32: rowI4x32Go, weight.Int4_64: rowI4x64Go, weight.Int4_128: rowI4x128Go,
+		weight.E4M3: rowE4M3Go,
 	},
 	many: [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
 	rows: manyGoRows, outs: manyGoOuts,
@@ -286,6 +288,41 @@ func rowOfBlocks(a *blockRowArgs, f weight.Format) {
 			addProducts(&sum, &minima, w[:groups], x[at/groupElements:][:groups], kindOf(f))
 		}
 		*(*float32)(unsafe.Add(a.y, o*a.yStep)) = sum + minima
+	}
+}
+
+// rowE4M3Go is
+//
+//	for o := range 4 * a.sets {
+//		y[o] = sum_k x[k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//	}
+//
+// with weights of E4M3, which are rounded to float32. x is float32. Results have the bits that dotF32Go gives to the float32 weights.
+// There is no NaN among the weights.
+func rowE4M3Go(a *blockRowArgs) {
+	var wide [dotStreams][dotPiece]float32
+	x := unsafe.Slice((*float32)(a.x), a.n)
+	for set := range a.sets {
+		var sums [dotStreams]float32
+		for at := 0; at < a.n; at += dotPiece {
+			n := min(dotPiece, a.n-at)
+			for s := range wide {
+				o, to := set*dotStreams+s, wide[s][:n]
+				weight.Decode(weight.E4M3, to, unsafe.Add(a.w, o*a.wRow+at))
+				scale := *(*float32)(unsafe.Add(a.scales, o*a.scaleRow+4*(at/a.group)))
+				for i := range to {
+					to[i] *= scale
+				}
+			}
+			var part [dotStreams]float32
+			vector.Dot4(&part, x[at:][:n], wide[0][:n], wide[1][:n], wide[2][:n], wide[3][:n])
+			for s, v := range part {
+				sums[s] += v
+			}
+		}
+		for s, v := range sums {
+			*(*float32)(unsafe.Add(a.y, (set*dotStreams+s)*a.yStep)) = v
+		}
 	}
 }
 

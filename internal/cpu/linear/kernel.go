@@ -135,6 +135,11 @@ type blockRowArgs struct {
 	n     int // elements of a row, a multiple of the format's block
 	sets  int // of dotStreams output features, at least 1
 
+	// Of E4M3: x is float32, and the scale of elements [i*group, (i+1)*group) of output feature o is at scales + o*scaleRow + 4*i. group is
+	// a multiple of dotPiece.
+	scales          unsafe.Pointer
+	scaleRow, group int
+
 	// As in unpackArgs, with the bytes of four groups for each group of x.
 	fetch     uintptr
 	fetchStep int

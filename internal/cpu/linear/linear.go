@@ -92,13 +92,13 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 
 // joins reports whether another layer has rows of the same size, and weights of the same type.
 func (o *Operands[F]) joins(other *Operands[F]) bool {
-	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.RoundX == o.RoundX
+	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.W.Group == o.W.Group && other.RoundX == o.RoundX
 }
 
 // Has reports whether the CPU in use has kernels for weights of a format.
 func Has(f weight.Format) bool {
 	k := linearTiers[cpu.InUse()]
-	return k.dot[f][1] != nil || k.blocks.unpack[f] != nil
+	return k.dot[f][1] != nil || k.blocks.unpack[f] != nil || f == weight.E4M3
 }
 
 // rows returns the elements between two rows of X, and of Y.
@@ -134,7 +134,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	l.kernels = linearTiers[cpu.InUse()]
 	l.in = o.In
 	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.W.Format.Size(o.In)
-	l.roundX = o.RoundX
+	l.roundX, l.group = o.RoundX, o.W.Group
 	l.layers, l.inTurn = l.layers[:0], false
 	l.ordered.begin()
 	for i := range all {
@@ -199,8 +199,8 @@ func (o *Operands[F]) check() error {
 	if n := len(o.W.Order); o.W.Order != nil && n != o.In {
 		return attn.Errorf(op, attn.ErrShape, "the weights have an order of %d columns, want %d", n, o.In)
 	}
-	if o.W.Scales != nil && len(o.W.Scales) < o.Out {
-		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)
+	if want := attn.Product(o.Out, o.W.Groups(o.In)); o.W.Scales != nil && len(o.W.Scales) < want {
+		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), want)
 	}
 	for _, m := range []struct {
 		name                 string

@@ -46,7 +46,7 @@ type linearLayer struct {
 	xRow, yRow            int // bytes between two rows
 	out                   int
 	w, y                  unsafe.Pointer
-	scales                unsafe.Pointer // float32; nil: none
+	scales                unsafe.Pointer // float32, of sums or, of E4M3, of weights; nil: none
 	bias, times, residual unsafe.Pointer // nil: none
 	activation            attn.Activation
 	rounded               int // which of the rounded x is the layer's: see blocks.go
@@ -63,6 +63,7 @@ type linearRun struct {
 	size    int // bytes of an element of x, y, bias, times and residual
 	format  weight.Format
 	wRow    int  // bytes of a row of w
+	group   int  // columns with one scale; 0: all
 	roundX  bool // x may be rounded to the weights' type
 
 	layers []linearLayer
@@ -231,7 +232,7 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 	for row := first; row < first+rows; row++ {
 		offset := (row*layer.out + at) * l.size // in dense operands
 		y := unsafe.Add(layer.y, row*layer.yRow+at*l.size)
-		if layer.scales != nil {
+		if layer.scales != nil && l.format != weight.E4M3 {
 			l.multiply(y, unsafe.Add(layer.scales, at*l.size), outs)
 		}
 		if layer.bias != nil {

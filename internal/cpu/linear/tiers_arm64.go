@@ -14,6 +14,14 @@ var linearNEON = linearKernels{
 	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
 		weight.Float32: {nil, dotF32x1NEON, dotF32x2NEON, dotF32x3NEON},
 	},
-	rows:  3,
-	tiles: matmul.Tiers[cpu.TierNEON],
+	rows:   3,
+	tiles:  matmul.Tiers[cpu.TierNEON],
+	blocks: &blocksNEON,
 }
+
+// blocksNEON are the kernels in Go, but for those whose sums of float32 are in another order than that of NEON.
+var blocksNEON = func() blockKernels {
+	k := blocksGo
+	k.row[weight.E4M3] = nil
+	return k
+}()

@@ -262,7 +262,7 @@ func (p *tilePiece) packWeights(k, n int) {
 		a.Src = unsafe.Add(p.w, o*p.wRow+p.format.Size(k))
 		a.Rows = min(w.Rows, p.to-o)
 		if p.blocks.kernels != nil {
-			a.Src, a.SrcRow = p.expandRows(&p.scratch.blocks, a.Src, a.Rows, n)
+			a.Src, a.SrcRow = p.expandRows(&p.scratch.blocks, p.linearLayer, o, k, a.Rows, n)
 		}
 		w.Pack(a)
 	}
@@ -330,7 +330,7 @@ func (p *tilePiece) mend() {
 			a.w = unsafe.Add(p.w, (p.from+o)*p.wRow)
 			format := p.format
 			if p.blocks.kernels != nil {
-				a.w, _ = p.expandRows(&p.scratch.blocks, a.w, 1, p.in)
+				a.w, _ = p.expandRows(&p.scratch.blocks, p.linearLayer, p.from+o, 0, 1, p.in)
 				format = weight.Float32
 			}
 			p.kernels.dot[format][1](a)

@@ -38,6 +38,7 @@ func linearBlocks(g *gen) {
 			g.oneBlocks(set, k)
 			g.manyBlocks(set, k)
 		}
+		rowE4M3(g, set)
 	}
 	for _, f := range blockFormats {
 		f.unpackAVX2(g)
