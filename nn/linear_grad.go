@@ -189,12 +189,16 @@ func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 
 // multiply computes y = a b^T + plus, with y of rows x columns and sums of n products.
 func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
+	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: matrixOf(b), Residual: plus, Y: y})
+}
+
+// matrixOf returns x as the weights of a layer.
+func matrixOf[F float](x []F) weight.Matrix {
 	f := weight.Float32
 	if unsafe.Sizeof(F(0)) == 8 {
 		f = weight.Float64
 	}
-	w := weight.Matrix{Format: f, Ptr: unsafe.Pointer(unsafe.SliceData(b)), Len: len(b)}
-	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
+	return weight.Matrix{Format: f, Ptr: unsafe.Pointer(unsafe.SliceData(x)), Len: len(x)}
 }
 
 // transposed returns the transpose of a matrix: the first columns of rows that begin each `row` elements.

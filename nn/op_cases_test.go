@@ -59,6 +59,7 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, activationCases(rng)...)
 	cases = append(cases, linearCases(rng)...)
 	cases = append(cases, headCases(rng)...)
+	cases = append(cases, crossEntropyCases(rng)...)
 	cases = append(cases, embeddingCase(rng, true), embeddingCase(rng, false))
 	cases = append(cases, elementCases(rng)...)
 	cases = append(cases, moveCases(rng)...)

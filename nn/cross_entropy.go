@@ -1,0 +1,376 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// CrossEntropy is the loss of a language model: for each row the negative log-probability of its target, a token, by the softmax of the
+// logits
+//
+//	logits  = x w^T + b
+//	loss[i] = log(sum over j of exp(logits[i,j])) - logits[i,targets[i]]
+//
+// Logits are computed in pieces of rows, in the forward and in the backward pass, so that never more than 64 MB of them, or 64 rows, are in
+// memory. The mean of the rows that count is a sum over the loss, divided by their number:
+//
+//		cost, err := gorgonia.Sum(loss)
+//
+//	  - Shapes: x (rows, width), w (vocabulary, width), b (vocabulary) or nil, targets (rows), loss (rows).
+//	  - Types: x, w, b and loss float32 or float64, all alike; targets int or int32. Exponentials of float32 are within 2 units in the last
+//	    place, and sums are float64.
+//	  - A target of -1 is a row that does not count: its loss and its gradients are 0. A target outside [-1, vocabulary) is ErrLength when
+//	    the graph runs, before anything is written.
+//	  - Gradients: of x, w and b, computed together, on both of Gorgonia's machines. No second derivative.
+//	  - On a GPU: ErrUnsupported when run.
+//	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
+func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
+	const name = "CrossEntropy"
+	defer errs.RecoverTo(prefix+name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	if w == nil || targets == nil {
+		return nil, errorf(name, errs.ErrGraph, "w or targets is nil")
+	}
+	if d := targets.Dtype(); d != tensor.Int && d != tensor.Int32 {
+		return nil, errorf(name, errs.ErrDType, "%s is of %v, want int or int32", called("targets", targets), d)
+	}
+	op := crossEntropy{dtype: x.Dtype(), targets: targets.Dtype(), bias: b != nil}
+	children := []*G.Node{x, w, targets}
+	if op.bias {
+		children = append(children, b)
+	}
+	return newNode(op, children...)
+}
+
+// crossEntropy is the rule of CrossEntropy. Its inputs are x, w, targets and, if there is one, the bias.
+type crossEntropy struct {
+	dtype, targets tensor.Dtype
+	bias           bool
+}
+
+func (op crossEntropy) title() string { return "CrossEntropy" }
+func (op crossEntropy) String() string {
+	return fmt.Sprintf("CrossEntropy{%v, targets %v, bias %t}", op.dtype, op.targets, op.bias)
+}
+
+func (op crossEntropy) inputs() []argument {
+	in := []argument{{name: "x", rank: 2, dtype: op.dtype}, {name: "w", rank: 2, dtype: op.dtype}, {name: "targets", rank: 1, dtype: op.targets, data: true}}
+	if op.bias {
+		in = append(in, argument{name: "b", rank: 1, dtype: op.dtype})
+	}
+	return in
+}
+
+func (op crossEntropy) arguments() []argument {
+	return append(op.inputs(), argument{name: "loss", rank: 1, dtype: op.dtype})
+}
+
+func (op crossEntropy) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x, w, targets := in[0], in[1], in[2]
+	switch {
+	case w[1] != x[1]:
+		return nil, errorf(op.title(), errs.ErrShape, "w has shape %v, want (vocabulary, %d) for x of shape %v", w, x[1], x)
+	case targets[0] != x[0]:
+		return nil, errorf(op.title(), errs.ErrShape, "targets has shape %v, want (%d) for x of shape %v", targets, x[0], x)
+	case op.bias && in[3][0] != w[0]:
+		return nil, errorf(op.title(), errs.ErrShape, "b has shape %v, want (%d) for w of shape %v", in[3], w[0], w)
+	}
+	return tensor.Shape{x[0]}, nil
+}
+
+func (op crossEntropy) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if op.dtype == tensor.Float64 {
+		return crossEntropyForward[float64](op, in, shape)
+	}
+	return crossEntropyForward[float32](op, in, shape)
+}
+
+// classes are the operands of a loss.
+type classes[F float] struct {
+	op                crossEntropy
+	rows, width, size int // size: of the vocabulary
+	x, w, b           []F // b: nil without a bias
+	targets           []int
+}
+
+func readClasses[F float](op crossEntropy, in []G.Value) (c classes[F], err error) {
+	c = classes[F]{op: op, rows: in[0].Shape()[0], width: in[0].Shape()[1], size: in[1].Shape()[0]}
+	if c.x, err = elements[F](op.title(), "x", in[0], in[0].Shape()); err != nil {
+		return c, err
+	}
+	if c.w, err = elements[F](op.title(), "w", in[1], in[1].Shape()); err != nil {
+		return c, err
+	}
+	if op.bias {
+		if c.b, err = elements[F](op.title(), "b", in[3], in[3].Shape()); err != nil {
+			return c, err
+		}
+	}
+	c.targets, err = integers(op.title(), "targets", op.targets, in[2])
+	for i, t := range c.targets {
+		if t < -1 || t >= c.size {
+			return c, errorf(op.title(), errs.ErrLength, "targets[%d] is %d, outside [-1, %d)", i, t, c.size)
+		}
+	}
+	return c, err
+}
+
+// Limits of the logits in memory.
+const (
+	logitElements = 1 << 24
+	logitRows     = 64
+)
+
+// pieces calls f for pieces of the rows, with their logits, which f may overwrite.
+func (c *classes[F]) pieces(f func(from, to int, logits []F) error) error {
+	most := min(max(logitElements/c.size, logitRows), c.rows)
+	logits := dense.Make[F](most * c.size)
+	for from := 0; from < c.rows; from += most {
+		to := min(from+most, c.rows)
+		part := logits[:(to-from)*c.size]
+		o := cpulinear.Operands[F]{Rows: to - from, In: c.width, Out: c.size, X: c.x[from*c.width : to*c.width], W: matrixOf(c.w), Bias: c.b, Y: part}
+		if err := runLinear(&o); err != nil {
+			return err
+		}
+		if err := f(from, to, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// weigh replaces the logits of a row by exponentials of the differences from their maximum, and returns the maximum and the sum.
+func weigh[F float](logits []F) (top F, sum float64) {
+	top = slices.Max(logits)
+	if math.IsInf(float64(top), 0) || top != top {
+		for i, x := range logits { // NaN, or the sum of infinities
+			logits[i] = F(math.Exp(float64(x) - float64(top)))
+			sum += float64(logits[i])
+		}
+		return top, sum
+	}
+	const block = 512 // of sums in F
+	for from := 0; from < len(logits); from += block {
+		part := logits[from:min(from+block, len(logits))]
+		for i, x := range part {
+			part[i] = (x - top) * F(lean.Log4E)
+		}
+		sum += float64(vector.Exponentials(part, 0))
+	}
+	return top, sum
+}
+
+func crossEntropyForward[F float](op crossEntropy, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	c, err := readClasses[F](op, in)
+	if err != nil {
+		return nil, err
+	}
+	t, loss := output[F](shape)
+	return t, c.pieces(func(from, to int, logits []F) error {
+		eachRow(to-from, c.size, func(row int) {
+			target := c.targets[from+row]
+			if target < 0 {
+				loss[from+row] = 0
+				return
+			}
+			part := logits[row*c.size : (row+1)*c.size]
+			of := float64(part[target])
+			top, sum := weigh(part)
+			loss[from+row] = F(float64(top) - of + math.Log(sum))
+		})
+		return nil
+	})
+}
+
+func (op crossEntropy) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
+	shapes := make([]tensor.Shape, len(in))
+	for i, n := range in {
+		shapes[i] = n.Shape()
+	}
+	return crossEntropyGradients(inGraph, op, shapes, in, dy)
+}
+
+func (op crossEntropy) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	return crossEntropyGradients(atOnce, op, shapesOf(in), in, dy)
+}
+
+// crossEntropyGradients returns the gradients: parts of one vector, since all of them need the logits.
+func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.Shape, in []T, dy T) ([]T, error) {
+	all, err := do(node{newOperator(crossEntropyGradient{of: op}), new(ongpu.Node)}, append(slices.Clone(in), dy)...)
+	if err != nil {
+		return nil, err
+	}
+	grads := make([]T, len(in))
+	from := 0
+	for i, a := range op.inputs() {
+		if a.data {
+			continue
+		}
+		r := vectorPart{from: from, to: shapes[i].Clone(), dtype: op.dtype}
+		if grads[i], err = do(node{newOperator(r), new(ongpu.Node)}, all); err != nil {
+			return nil, err
+		}
+		from += shapes[i].TotalSize()
+	}
+	return grads, nil
+}
+
+// crossEntropyGradient is the rule of the gradients of x, w and b, one after the other in a vector. With g the gradient of the loss, and p the
+// softmax of the logits:
+//
+//	d = g (p - 1 at the target),   dx = d w,   dw = d^T x,   db = sum over rows of d
+type crossEntropyGradient struct {
+	once
+	of crossEntropy
+}
+
+// once is a rule without gradients, since it is one.
+type once struct{}
+
+func (once) graphGradients([]*G.Node, *G.Node) ([]*G.Node, error) {
+	return nil, errorf("CrossEntropy gradient", errs.ErrUnsupported, "second derivative")
+}
+
+func (once) valueGradients([]G.Value, G.Value) ([]G.Value, error) {
+	return nil, errorf("CrossEntropy gradient", errs.ErrUnsupported, "second derivative")
+}
+
+func (r crossEntropyGradient) title() string  { return "CrossEntropy gradient" }
+func (r crossEntropyGradient) String() string { return "gradient of " + r.of.String() }
+func (r crossEntropyGradient) arguments() []argument {
+	return append(r.of.inputs(), argument{name: "the loss's gradient", rank: 1, dtype: r.of.dtype}, argument{name: "gradients", rank: 1, dtype: r.of.dtype})
+}
+
+func (r crossEntropyGradient) shape(in []tensor.Shape) (tensor.Shape, error) {
+	last := len(in) - 1
+	loss, err := r.of.shape(in[:last])
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(loss, in[last]) {
+		return nil, errorf(r.title(), errs.ErrShape, "the loss's gradient has shape %v, want %v", in[last], loss)
+	}
+	n := in[0].TotalSize() + in[1].TotalSize()
+	if r.of.bias {
+		n += in[3][0]
+	}
+	return tensor.Shape{n}, nil
+}
+
+func (r crossEntropyGradient) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.of.dtype == tensor.Float64 {
+		return crossEntropyBackward[float64](r.of, in, shape)
+	}
+	return crossEntropyBackward[float32](r.of, in, shape)
+}
+
+func crossEntropyBackward[F float](op crossEntropy, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	last := len(in) - 1
+	c, err := readClasses[F](op, in[:last])
+	if err != nil {
+		return nil, err
+	}
+	g, err := elements[F](op.title(), "the loss's gradient", in[last], in[last].Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, all := zeros[F](shape)
+	dx, dw, db := all[:len(c.x)], all[len(c.x):len(c.x)+len(c.w)], all[len(c.x)+len(c.w):]
+	turned := transposed(c.w, c.size, c.width, c.width)
+	sums := make([]float64, len(db))
+	more := []F(nil) // of a piece, to be added to dw
+	return t, c.pieces(func(from, to int, d []F) error {
+		eachRow(to-from, c.size, func(row int) {
+			part, target := d[row*c.size:(row+1)*c.size], c.targets[from+row]
+			by := float64(g[from+row])
+			if target < 0 {
+				clear(part)
+				return
+			}
+			_, sum := weigh(part)
+			vector.Scale(part, part, by/sum)
+			part[target] -= F(by)
+		})
+		rows := to - from
+		if err := multiply(dx[from*c.width:to*c.width], d, turned, nil, rows, c.width, c.size); err != nil {
+			return err
+		}
+		// The first piece is written, and the others are added.
+		sum := dw
+		if from > 0 {
+			if more == nil {
+				more = dense.Make[F](len(dw))
+			}
+			sum = more
+		}
+		if err := multiply(sum, transposed(d, rows, c.size, c.size), transposed(c.x[from*c.width:to*c.width], rows, c.width, c.width), nil, c.size, c.width, rows); err != nil {
+			return err
+		}
+		if from > 0 {
+			eachPiece(len(dw), func(i, end int) { vector.Add(dw[i:end], more[i:end]) })
+		}
+		if op.bias {
+			for row := range rows {
+				for i, x := range d[row*c.size : (row+1)*c.size] {
+					sums[i] += float64(x)
+				}
+			}
+			if to == c.rows {
+				for i, s := range sums {
+					db[i] = F(s)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// vectorPart is the rule of a part of a vector as a tensor, without a copy. No other node reads that part.
+type vectorPart struct {
+	once
+	from  int
+	to    tensor.Shape
+	dtype tensor.Dtype
+}
+
+func (r vectorPart) title() string { return "CrossEntropy gradient" }
+func (r vectorPart) String() string {
+	return fmt.Sprintf("Part{elements from %d on as %v, %v}", r.from, r.to, r.dtype)
+}
+func (r vectorPart) arguments() []argument {
+	return []argument{{name: "gradients", rank: 1, dtype: r.dtype}, {name: "part", rank: len(r.to), dtype: r.dtype}}
+}
+
+func (r vectorPart) shape(in []tensor.Shape) (tensor.Shape, error) {
+	if end := r.from + r.to.TotalSize(); end > in[0][0] {
+		return nil, errorf(r.title(), errs.ErrShape, "gradients has shape %v, want %d elements or more", in[0], end)
+	}
+	return r.to.Clone(), nil
+}
+
+func (r vectorPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return partOf[float64](in[0], r.from, shape)
+	}
+	return partOf[float32](in[0], r.from, shape)
+}
+
+var (
+	_ composed = crossEntropy{}
+	_ rule     = crossEntropyGradient{}
+	_ rule     = vectorPart{}
+)
