@@ -49,6 +49,10 @@ type CacheConfig struct {
 	Scales                 Scales
 	KeyScales, ValueScales []float32
 
+	// EdgeLayers, with a DType of 8 or 4 bits, is the number of first layers, and of last layers, that store keys and values as
+	// BFloat16: there rounding costs a model most.
+	EdgeLayers int
+
 	PageSize int // tokens of a page; 0: 64
 	Pages    int // pages that all sequences share
 
@@ -213,7 +217,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of a number: 18/32 with Q4
 //
-// With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
+// With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. EdgeLayers have 2 bytes a number. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err
@@ -227,10 +231,10 @@ type cacheLayout struct {
 	largest int64 // bytes of the largest value in host memory
 }
 
-// least returns the problem of attention on the cache with the fewest query heads. The real number is not known yet.
+// least returns the problem of attention on a layer of DType with the fewest query heads. The real number is not known yet.
 func (l *cacheLayout) least() attn.Problem {
 	c := &l.config
-	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
+	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}}, c.EdgeLayers)
 }
 
 // bookkeeping returns the bytes of page tables.
@@ -271,13 +275,16 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if err := c.checkScales(op); err != nil {
 		return l, err
 	}
-	format, ok := c.format()
+	format, ok := c.format(c.EdgeLayers)
 	if !ok {
 		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16, BFloat16, E4M3, int8 or Q4", c.DType)
 	}
-	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format,
+	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format, EdgeLayers: c.EdgeLayers,
 		KeyScales: c.KeyScales, ValueScales: c.ValueScales,
 		Window: c.Window, SinkTokens: c.SinkTokens, Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}
+	if c.EdgeLayers > 0 {
+		l.store.Edge, _ = c.format(0)
+	}
 	all, largest := l.store.Bytes()
 	if uint64(all) > math.MaxInt-min(8*uint64(c.Pages), math.MaxInt) {
 		return l, errs.Errorf(op, ErrShape, "%s: more bytes than an address has", c.text())
@@ -288,9 +295,13 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	return l, nil
 }
 
-// format returns the format of a page. It returns false for a DType that no cache has.
-func (c *CacheConfig) format() (attn.Format, bool) {
-	return kvstore.FormatOf(c.DType, c.scales(), c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
+// format returns the format of a page of a layer. It returns false for a DType that no cache has.
+func (c *CacheConfig) format(layer int) (attn.Format, bool) {
+	t, scales := c.DType, c.scales()
+	if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {
+		t, scales = BFloat16, attn.NoScales
+	}
+	return kvstore.FormatOf(t, scales, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
 }
 
 // maxWindow is the most tokens of each setting of a window, so that the sum of three is an int.

@@ -53,6 +53,10 @@ func (c *CacheConfig) scales() attn.Scales {
 func (c *CacheConfig) checkScales(op string) error {
 	const group = kvstore.LatentGroup
 	switch has := kvstore.HasScales(c.DType); {
+	case c.EdgeLayers < 0 || c.EdgeLayers > 0 && 2*c.EdgeLayers >= c.Layers || c.EdgeLayers >= 1<<24:
+		return errs.Errorf(op, ErrShape, "EdgeLayers is %d, and Layers %d: at least one layer must be between first and last ones", c.EdgeLayers, c.Layers)
+	case c.EdgeLayers > 0 && !has && c.DType != Q4:
+		return errs.Errorf(op, ErrOption, "EdgeLayers is %d, and a cache of %v has 16 bits and more in all layers: set DType to E4M3, int8 or Q4, or leave EdgeLayers out", c.EdgeLayers, c.DType)
 	case c.DType == Q4 && c.ValuesInKeys:
 		return errs.Errorf(op, ErrUnsupported, "DType is %v with ValuesInKeys; it must be float32, Float16, BFloat16 or E4M3", c.DType)
 	case c.DType == Q4 && (c.HeadDim%half.Q4Columns != 0 || c.ValueDim%half.Q4Columns != 0):

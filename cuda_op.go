@@ -221,7 +221,7 @@ func (op *machineLSE) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
 func placePages(op string, c *Cache, l *cacheLayout) (kvstore.Store, error) {
 	if c.config.Device == machineGPU {
 		p := &machinePages{cache: c, layout: *l}
-		g := geometryOf(&kvstore.Rows{Heads: c.config.KVHeads}, &c.config, &config{}) // as few query heads as there can be
+		g := geometryOf(&kvstore.Rows{Heads: c.config.KVHeads}, &c.config, &config{}, c.config.EdgeLayers) // as few query heads as there can be
 		return p, p.Supports(op, &g)
 	}
 	return kvstore.NewDevice(op, &l.store, l.least())

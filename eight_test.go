@@ -24,18 +24,23 @@ import (
 var eightTypes = []tensor.Dtype{la.E4M3, tensor.Int8, la.Q4}
 
 // eightKinds is the number of kinds of caches of 8 and of 4 bits.
-const eightKinds = 8
+const eightKinds = 10
 
-// eightCache returns the configuration of a small cache of a kind: with scales of tokens, of latents, of heads and of pages, and of
-// 4 bits.
+// eightCache returns the configuration of a small cache of a kind: with scales of tokens, of latents, of heads and of pages, of 4 bits,
+// and two whose first and last layers have 16.
 func eightCache(kind int) la.CacheConfig {
 	if kind == 2 {
 		return la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 272, ValueDim: 256, ValuesInKeys: true, DType: la.E4M3}
 	}
 	c := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 24, ValueDim: 17, DType: eightTypes[kind%2]}
 	switch kind {
-	case 7:
+	case 7, 8:
 		c.HeadDim, c.ValueDim, c.DType = 64, 32, la.Q4
+	}
+	if kind >= 8 {
+		c.Layers, c.EdgeLayers = 3, 1
+	}
+	switch kind {
 	case 3, 4:
 		c.Scales, c.KeyScales, c.ValueScales = la.ScalesByHead, []float32{0.05, 0.125, 0.03, 0.07}, []float32{0.02, 0.3, 0.1, 0.05}
 		if kind == 4 {
@@ -101,12 +106,16 @@ type section struct {
 }
 
 // eightSections are the parts of a layer of tokens.
-func eightSections(c la.CacheConfig, tokens int) (all []section) {
+func eightSections(c la.CacheConfig, layer, tokens int) (all []section) {
 	rows := tokens * c.KVHeads
 	if c.ValuesInKeys {
 		return []section{{0, 1, rows * c.ValueDim, false}, {0, 4, rows * c.ValueDim / 128 * 4, true}, {1, 2, rows * (c.HeadDim - c.ValueDim) * 2, false}}
 	}
 	for plane, dim := range []int{c.HeadDim, c.ValueDim} {
+		if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {
+			all = append(all, section{plane, 2, rows * dim * 2, false})
+			continue
+		}
 		if c.DType == la.Q4 {
 			all = append(all, section{plane, 18, rows * dim / 32 * 18, false})
 			continue
@@ -308,8 +317,10 @@ func TestEightBytes(t *testing.T) {
 		config := eightCache(kind)
 		config.Pages, config.PageSize = 10, 4
 		bytesOf := func(tokens int) (n int) {
-			for _, s := range eightSections(config, tokens) {
-				n += config.Layers * s.bytes
+			for layer := range config.Layers {
+				for _, s := range eightSections(config, layer, tokens) {
+					n += s.bytes
+				}
 			}
 			return n
 		}
@@ -352,7 +363,7 @@ func TestEightNaN(t *testing.T) {
 			text string
 		}
 		for layer := range config.Layers {
-			for _, s := range eightSections(config, 9) {
+			for _, s := range eightSections(config, layer, 9) {
 				var all []damage
 				switch {
 				case s.scales:
@@ -411,6 +422,8 @@ func TestEightRefused(t *testing.T) {
 	refuse(la.ErrUnsupported, "HeadDim is 64 and ValueDim 80; with Q4", la.CacheConfig{HeadDim: 64, ValueDim: 80, DType: la.Q4})
 	refuse(la.ErrUnsupported, "DType is Q4 with ValuesInKeys", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.Q4})
 	refuse(la.ErrOption, "a cache of Q4 has no Scales", la.CacheConfig{HeadDim: 64, DType: la.Q4, Scales: la.ScalesByHead})
+	refuse(la.ErrShape, "EdgeLayers is 1, and Layers 1: at least one layer", la.CacheConfig{HeadDim: 64, DType: la.Q4, EdgeLayers: 1})
+	refuse(la.ErrShape, "EdgeLayers is -1", la.CacheConfig{HeadDim: 64, DType: la.Q4, EdgeLayers: -1})
 	refuse(la.ErrDType, "DType is uint8", la.CacheConfig{HeadDim: 64, DType: tensor.Uint8})
 	gpu, _ := la.FakeGPU(t)
 	refuse(la.ErrUnsupported, "e4m3 with a scale for each token and head", la.CacheConfig{HeadDim: 64, DType: la.E4M3, Device: gpu})
@@ -498,6 +511,23 @@ func TestEightRefused(t *testing.T) {
 	if err := s.Keep(2, []int{0, 1}); err != nil || s.Len() != 4 {
 		t.Errorf("%d tokens: %v", s.Len(), err)
 	}
+}
+
+// TestEightEdges: EdgeLayers are for types of fewer than 16 bits, and a saved sequence is for caches with as many.
+func TestEightEdges(t *testing.T) {
+	config := eightCache(8)
+	config.Pages = 3
+	file := savedBytes(t, newSequence(t, graphtest.NewCache(t, config)))
+	config.EdgeLayers = 0
+	_, err := graphtest.NewCache(t, config).ReadSequence(bytes.NewReader(file))
+	wantError(t, err, la.ErrShape, "ReadSequence", "EdgeLayers is 1 in the saved sequence and 0 in the cache")
+	config.DType, config.EdgeLayers = la.Float16, 1
+	_, err = la.NewCache(config)
+	wantError(t, err, la.ErrOption, "NewCache", "EdgeLayers is 1, and a cache of Float16 has 16 bits and more in all layers")
+	gpu, _ := la.FakeGPU(t)
+	config.DType, config.Device, config.ValueDim = la.E4M3, gpu, 64
+	_, err = la.NewCache(config)
+	wantError(t, err, la.ErrUnsupported, "NewCache", "e4m3 with a scale for each token and head")
 }
 
 // TestEightConfig: a cache has the scales that it was given, whatever becomes of the slices.

@@ -121,8 +121,8 @@ func FillPages(c *Cache, block []byte) error {
 
 func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
 	if host, ok := c.store.(*kvstore.HostPages); ok {
-		format, _ := c.config.format()
 		for i := range host.Layers {
+			format, _ := c.config.format(i)
 			for s := range format.Slabs {
 				visit(s.DType, slabBytes(*host.Layers[i].At(s)))
 			}

@@ -108,7 +108,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, errs.Errorf(op, ErrUnsupported, "WithVariant, on a cache that gives pages back (Window %d): indices of keys change", cfg.Window)
 	}
 	children = append(children, nodes...)
-	g := geometryOf(&rows, cfg, &c)
+	g := geometryOf(&rows, cfg, &c, layer.index)
 	if err := s.cache.store.Supports(op, &g); err != nil {
 		return nil, err
 	}
@@ -155,11 +155,11 @@ func (l Layer) unused(op string, g *G.ExprGraph) error {
 	return nil
 }
 
-// geometryOf describes the rows of a step to the engine.
-func geometryOf(r *kvstore.Rows, cfg *CacheConfig, c *config) attn.Problem {
+// geometryOf describes the rows of a step to the engine, in a layer.
+func geometryOf(r *kvstore.Rows, cfg *CacheConfig, c *config, layer int) attn.Problem {
 	g := c.attention(cfg.HeadDim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.Heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
-	g.Pages, _ = cfg.format() // which NewCache has checked
+	g.Pages, _ = cfg.format(layer) // which NewCache has checked
 	g.QueryType, _ = operand.StorageType(r.Query)
 	g.Query = attn.Strides{Row: r.Heads * cfg.HeadDim, Head: cfg.HeadDim}
 	g.Out = attn.Strides{Row: r.Heads * cfg.ValueDim, Head: cfg.ValueDim}

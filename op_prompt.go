@@ -156,7 +156,7 @@ func (r *promptRows) geometries(op string, cfg *CacheConfig, c *config) (own, la
 	if err := both.setRotary(op, cfg.HeadDim); err != nil {
 		return own, latent, err
 	}
-	latent = geometryOf(&kvstore.Rows{Tokens: r.Tokens, Heads: cfg.KVHeads, Query: r.Query}, cfg, &both)
+	latent = geometryOf(&kvstore.Rows{Tokens: r.Tokens, Heads: cfg.KVHeads, Query: r.Query}, cfg, &both, 0)
 	latent.Slopes = ""
 	if both = *c; of != nil {
 		keys := *of

@@ -24,7 +24,7 @@ import (
 //	 0      8      "LEANSEQ\n"
 //	 8      4      version: 1, or 2 where tokens were given back
 //	12      4      element type: 1 float32, 2 float16, 3 bfloat16; of e4m3 and int8 with scales of tokens 4 and 5, of heads 6 and 7,
-//	               of pages 8 and 9; q4 10
+//	               of pages 8 and 9; q4 10; more by 2^8 for each of the EdgeLayers, of which those at either end are bfloat16
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
@@ -249,7 +249,7 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	}
 	b := append(make([]byte, 0, headerBytes+gapBytes), savedMagic...)
 	b = binary.LittleEndian.AppendUint32(b, version)
-	b = binary.LittleEndian.AppendUint32(b, uint32(kvstore.Number(c.config.DType, c.config.scales())))
+	b = binary.LittleEndian.AppendUint32(b, uint32(kvstore.Number(c.config.DType, c.config.scales())|c.config.EdgeLayers<<8))
 	for _, n := range [...]int{c.config.Layers, c.config.KVHeads, c.config.HeadDim, c.config.ValueDim} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
@@ -319,15 +319,18 @@ func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) erro
 // fits compares c with the header of a saved sequence.
 func (c *Cache) fits(op string, header []byte) error {
 	field := func(at int) uint32 { return binary.LittleEndian.Uint32(header[at:]) }
-	t, scales, most, ok := kvstore.TypeOf(field(12))
+	t, scales, most, ok := kvstore.TypeOf(field(12) & 0xff)
 	if !ok {
-		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", field(12), most)
+		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", field(12)&0xff, most)
 	}
 	if t != c.config.DType {
 		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
 	}
 	if have := c.config.scales(); scales != have {
 		return errs.Errorf(op, ErrDType, "the saved sequence has %v and the cache %v", scales, have)
+	}
+	if edge := field(12) >> 8; edge != uint32(c.config.EdgeLayers) {
+		return errs.Errorf(op, ErrShape, "EdgeLayers is %d in the saved sequence and %d in the cache", edge, c.config.EdgeLayers)
 	}
 	for _, x := range [...]struct {
 		name string
@@ -432,10 +435,10 @@ type sequencePart struct {
 // its tokens are in the gap of s.
 func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) error {
 	c := &s.cache.config
-	format, _ := c.format()
 	part := &sequencePart{heads: c.KVHeads}
 	var tokens, memory []byte
 	for part.Layer = range c.Layers {
+		format, _ := c.format(part.Layer)
 		for part.Slab = range format.Slabs {
 			if part.size = part.Slab.DType.Size(); part.Slab.DType.Columns() > 1 {
 				part.size = 1 // bytes in one order on all machines

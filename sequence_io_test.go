@@ -564,10 +564,13 @@ func FuzzReadSequence(f *testing.F) {
 	f.Add(forged(good, 32, 255, 255, 255, 255, 255, 255, 255, 255), false)
 	withGap := slices.Concat(good[:8], []byte{savedWithGap}, good[9:40], []byte{1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0}, good[40:headerBytes+4*40+sumBytes]) // four tokens of 40 bytes are left
 	f.Add(withGap, true)
-	for i := range byte(7) {
+	for i := range byte(8) {
 		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, PageSize: 3, Pages: 2}
-		if config.DType, config.Scales = savedEight(4 + i); config.DType == Q4 {
+		if config.DType, config.Scales = savedEight(4 + min(i, 6)); config.DType == Q4 {
 			config.HeadDim, config.ValueDim = 64, 32
+		}
+		if i == 7 {
+			config.Layers, config.EdgeLayers = 3, 1
 		}
 		c, err := NewCache(config)
 		noError(f, err)
@@ -586,6 +589,9 @@ func FuzzReadSequence(f *testing.F) {
 		if len(data) > 12 && data[12] > 3 {
 			if config.DType, config.Scales = savedEight(data[12]); config.DType == Q4 {
 				config.HeadDim, config.ValueDim = 64, 32
+			}
+			if len(data) > 13 && data[13] == 1 {
+				config.Layers, config.EdgeLayers = 3, 1
 			}
 		}
 		if len(data) > 8 && data[8] == savedWithGap {

@@ -31,10 +31,10 @@ func wideLatents(t *testing.T) goldenModel {
 	return m
 }
 
-// wideHeads returns a small network whose heads have as many elements as Q4 needs.
-func wideHeads() *transformer {
+// wideHeads returns a small network of some layers whose heads have as many elements as Q4 needs.
+func wideHeads(layers int) *transformer {
 	t := smallNetwork()
-	t.sizes.HeadDim = 32
+	t.sizes.HeadDim, t.sizes.Layers = 32, layers
 	t.rotate(rope.Config{HeadDim: 32})
 	return t
 }
@@ -51,7 +51,13 @@ func TestEightEngine(t *testing.T) {
 	}{
 		{"e4m3", la.E4M3, func(o Options) *Engine { return smallEngine(t, o) }},
 		{"int8", tensor.Int8, func(o Options) *Engine { return smallEngine(t, o) }},
-		{"q4", la.Q4, func(o Options) *Engine { return networkEngine(t, wideHeads(), namedWeights{}, o) }},
+		{"q4", la.Q4, func(o Options) *Engine { return networkEngine(t, wideHeads(1), namedWeights{}, o) }},
+		{"q4 between layers of 16 bits", la.Q4, func(o Options) *Engine {
+			if o.Cache == la.Q4 {
+				o.EdgeLayers = 1
+			}
+			return networkEngine(t, wideHeads(3), namedWeights{}, o)
+		}},
 		{"latents", la.E4M3, func(o Options) *Engine { return goldenEngine(t, &latents, o) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -118,6 +124,7 @@ func TestEightOptions(t *testing.T) {
 		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
 		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
 		{smallNetwork(), Options{Weights: la.E4M3, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is E4M3, and Options.Device is"},
+		{wideHeads(1), Options{Cache: la.Q4, EdgeLayers: 1}, la.ErrShape, "EdgeLayers is 1, and Layers 1"},
 		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 and 4 bits are on the CPU alone"},
 		{smallNetwork(), Options{Weights: nn.Int4, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is Int4_32, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},

@@ -116,12 +116,12 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	config := la.CacheConfig{
 		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,
-		ValuesInKeys: sizes.Latent > 0, ValueDim: sizes.Latent,
+		ValuesInKeys: sizes.Latent > 0, ValueDim: sizes.Latent, EdgeLayers: o.EdgeLayers,
 	}
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()
 	}
-	if fewBits(o.Cache) { // not each format has them: an error before weights are loaded
+	if fewBits(o.Cache) || o.EdgeLayers != 0 { // not each format has them: an error before weights are loaded
 		if _, err = config.Bytes(); err != nil {
 			return nil, err
 		}

@@ -58,6 +58,8 @@ type Options struct {
 	Weights tensor.Dtype
 	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
 
+	EdgeLayers int // with a Cache of 8 or 4 bits: first layers, and last layers, of 16 bits, as leanattention.CacheConfig has them
+
 	// Exact computes products of float32 with weights of 16 bits and fewer in float32. Otherwise linear layers may round their
 	// inputs to the weights' type, or to 8 bits for weights of fewer than 16, and attention its queries to the cache's, where that is
 	// faster: see nn.WithMixedPrecision.

@@ -362,7 +362,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		u.rows = s.QueryRows()
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
 		q := slices.Clone(c.Q)
-		if d.turn(t, c.Q, d.Heads, parts); cfg.DType == la.Q4 {
+		if d.turn(t, c.Q, d.Heads, parts); d.mixes(l) {
 			reftest.MixQ4(c.Q, reftest.Float64) // keys are mixed
 			for i := range c.Q {
 				c.Q[i] /= 32
@@ -399,7 +399,7 @@ func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old 
 		turn(x, p)
 		for i := range len(x) / dim {
 			row, token, head := x[i*dim:][:dim], p.To.Seq.Len()+i/c.KVHeads, i%c.KVHeads
-			d.store(row, what == 0, func(e reftest.Eight) float64 {
+			d.store(row, layer, what == 0, func(e reftest.Eight) float64 {
 				switch c.Scales {
 				case la.ScalesByHead:
 					if given := [][]float32{c.KeyScales, c.ValueScales}[what]; given != nil {
@@ -433,13 +433,21 @@ func (s *Stored) pageScale(what, layer, at int) *float64 {
 	return &(*x)[at]
 }
 
+// mixes reports whether a layer's keys are mixed.
+func (d *Decoder) mixes(layer int) bool {
+	c := d.Cache.Config()
+	return c.DType == la.Q4 && layer >= c.EdgeLayers && layer < c.Layers-c.EdgeLayers
+}
+
 // store rounds a key or a value of a head as the cache does. scale returns the scale of the row.
-func (d *Decoder) store(row []float64, key bool, scale func(reftest.Eight) float64) {
+func (d *Decoder) store(row []float64, layer int, key bool, scale func(reftest.Eight) float64) {
 	c := d.Cache.Config()
 	e := map[tensor.Dtype]reftest.Eight{la.E4M3: reftest.E4M3, tensor.Int8: reftest.Int8}[c.DType]
 	f, acc := Format(c.DType), Format(d.Query)
 	switch {
-	case c.DType == la.Q4:
+	case layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers:
+		f = reftest.BFloat16
+	case d.mixes(layer):
 		reftest.StoreQ4(row, key, acc)
 		return
 	case e == reftest.NoEight:

@@ -24,11 +24,12 @@ type HostPages struct {
 func NewHost(c *Config) *HostPages {
 	h := &HostPages{config: c, Layers: make([]attn.Memory[cpu.Buffer], c.Layers)}
 	for i := range h.Layers {
-		for s := range c.Format.Slabs {
+		f := c.FormatOf(i)
+		for s := range f.Slabs {
 			*h.Layers[i].At(s) = operand.NewBuffer(s.DType, c.Pages*s.PageBytes(c.KVHeads, c.PageSize)/s.DType.Size())
 		}
-		for p := range c.Format.Planes {
-			if c.Format.Planes[p].Scales == attn.ScalesByHead {
+		for p := range f.Planes {
+			if f.Planes[p].Scales == attn.ScalesByHead {
 				h.Layers[i][p].Scales = c.headScales(i, p)
 			}
 		}
@@ -122,7 +123,7 @@ func (h *HostPages) MoveSlots(_ string, moves []Move) error {
 // eachSlab visits the slabs of all layers.
 func (h *HostPages) eachSlab(visit func(s attn.Slab, bytes []byte)) {
 	for i := range h.Layers {
-		for s := range h.config.Format.Slabs {
+		for s := range h.config.FormatOf(i).Slabs {
 			visit(s, operand.BufferBytes(*h.Layers[i].At(s)))
 		}
 	}

@@ -115,6 +115,8 @@ var LayerNames = [...]string{"q", "k", "v", "sinks"}
 type Config struct {
 	Layers, KVHeads, PageSize, Pages int
 	Format                           attn.Format // of a page of all heads
+	Edge                             attn.Format // of such a page of the first EdgeLayers layers, and the last
+	EdgeLayers                       int         // 0 on GPUs
 	KeyScales, ValueScales           []float32   // of all layers' KV heads, with scales of heads; nil: 1
 	Window, SinkTokens               int
 	Device                           *ongpu.GPU
@@ -132,13 +134,28 @@ const (
 
 // Bytes returns the bytes of all pages, and of the largest slab of a layer. A number that is no int is math.MaxInt.
 func (c *Config) Bytes() (all, largest int) {
-	sum := 0
-	for s := range c.Format.Slabs {
-		n := attn.Product(c.Pages, s.PageBytes(c.KVHeads, c.PageSize))
-		largest = max(largest, n)
-		if sum += n; sum < 0 {
-			sum = math.MaxInt
+	for _, of := range [...]struct {
+		format *attn.Format
+		layers int
+	}{{&c.Format, c.Layers - 2*c.EdgeLayers}, {&c.Edge, 2 * c.EdgeLayers}} {
+		if of.layers == 0 {
+			continue
+		}
+		for s := range of.format.Slabs {
+			n := attn.Product(c.Pages, s.PageBytes(c.KVHeads, c.PageSize))
+			largest = max(largest, n)
+			if all += attn.Product(n, of.layers); all < 0 {
+				all = math.MaxInt
+			}
 		}
 	}
-	return attn.Product(sum, c.Layers), largest
+	return all, largest
+}
+
+// FormatOf returns the format of a page of a layer.
+func (c *Config) FormatOf(layer int) *attn.Format {
+	if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {
+		return &c.Edge
+	}
+	return &c.Format
 }
