@@ -101,6 +101,9 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	b.attention = []la.Option{la.WithCausal(), la.WithSchedule(o.Schedule), la.WithWorkers(o.Workers)}
 	if o.BatchInvariant {
 		b.attention = append(b.attention, la.WithBatchInvariance())
+		if o.Device == nil {
+			b.linear = append(b.linear, nn.WithBatchInvariance())
+		}
 	}
 	if !o.Exact {
 		b.attention = append(b.attention, la.WithMixedPrecision())

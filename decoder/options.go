@@ -65,7 +65,8 @@ type Options struct {
 	// faster: see nn.WithMixedPrecision.
 	Exact bool
 
-	// BatchInvariant gives the attention of a token the same bits whatever else a step computes.
+	// BatchInvariant gives a token the same bits whatever else a step computes, so that a text depends on its [Request] alone to the last
+	// bit. Prompts take longer. On GPUs, that holds for attention alone: linear layers depend on the number of rows.
 	BatchInvariant bool
 
 	Schedule la.Schedule // of attention

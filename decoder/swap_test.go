@@ -58,17 +58,14 @@ func TestPriority(t *testing.T) {
 		e = smallEngine(t, o)
 		order = nil
 		slow := Request{Prompt: tokensOf(150, 7), Tokens: 220, Ends: []int{12}, Priority: 1, Constraint: recorder{0, &order}}
-		first, err := e.Start(context.Background(), slow)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range first.Tokens() {
-			break // the text is live
+		first := addText(t, e, context.Background(), slow)
+		for len(first.out) == 0 {
+			e.scheduler.step()
 		}
 		urgent := Request{Prompt: tokensOf(250, 8), Tokens: 100, Ends: []int{12}, Constraint: recorder{1, &order}}
-		second, err := e.Start(context.Background(), urgent)
-		if err != nil {
-			t.Fatal(err)
+		second := addText(t, e, context.Background(), urgent)
+		for !e.scheduler.idle() {
+			e.scheduler.step()
 		}
 		fast, err := ids(second)
 		rest, e2 := ids(first)
@@ -82,25 +79,49 @@ func TestPriority(t *testing.T) {
 		if want := alone(t, reference, urgent); !slices.Equal(fast, want) {
 			t.Errorf("the urgent text: %v, want %v", fast, want)
 		}
-		if want := alone(t, reference, slow)[1:]; !slices.Equal(rest, want) {
+		if want := alone(t, reference, slow); !slices.Equal(rest, want) {
 			t.Errorf("the other text: %v, want %v", rest, want)
 		}
 	}
 }
 
-// TestLate: a deadline ends a text that waits, and one that is computed.
-func TestLate(t *testing.T) {
-	e := smallEngine(t, Options{Context: 4000, Batch: 1})
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	forever := Request{Prompt: []int{1, 2}, Ends: []int{}, Shift: true}
-	texts, err := e.StartAll(ctx, forever, forever)
+// addText adds a text to an engine whose steps the test computes.
+func addText(t *testing.T, e *Engine, ctx context.Context, r Request) *Text {
+	t.Helper()
+	text, err := e.newText(ctx, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, text := range texts {
-		got, err := ids(text)
-		if err != nil || text.Reason() != Late || (len(got) == 0) != (i == 1) {
+	e.scheduler.add(text)
+	return text
+}
+
+// lateContext is a context whose deadline comes when the test says so.
+type lateContext struct {
+	context.Context
+	late *bool
+}
+
+func (c lateContext) Err() error {
+	if *c.late {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// TestLate: a deadline ends a text that waits, and one that is computed.
+func TestLate(t *testing.T) {
+	e := smallEngine(t, Options{Context: 400, Batch: 1})
+	ctx := lateContext{context.Background(), new(bool)}
+	forever := Request{Prompt: []int{1, 2}, Ends: []int{}, Shift: true}
+	first, second := addText(t, e, ctx, forever), addText(t, e, ctx, forever)
+	for len(first.out) < 5 {
+		e.scheduler.step()
+	}
+	*ctx.late = true
+	e.scheduler.step()
+	for i, text := range []*Text{first, second} {
+		if got, err := ids(text); err != nil || text.Reason() != Late || len(got) != 5-5*i {
 			t.Errorf("text %d: %d tokens, %q, %v", i, len(got), text.Reason(), err)
 		}
 	}
@@ -158,11 +179,11 @@ func TestPin(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := alone(t, smallEngine(t, Options{Context: 256, Exact: true}), Request{Prompt: append(tokensOf(100, 1), 7), Tokens: 20, Ends: []int{}})
-	for i := range 200 {
+	for i := range 80 {
 		if n := shared(2 + i); n != 0 {
 			t.Fatalf("text %d shares %d tokens", i, n)
 		}
-		if i%40 == 0 {
+		if i%20 == 0 {
 			if n := shared(1); n < 100 {
 				t.Errorf("behind text %d: %d tokens are shared", i, n)
 			}

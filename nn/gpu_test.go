@@ -264,4 +264,19 @@ func TestGPUNodesRefuse(t *testing.T) {
 	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "there are no kernels for the keys of all heads: use MLA.Absorbed") {
 		t.Errorf("keys of all heads: %v", err)
 	}
+	for _, heads := range []bool{false, true} {
+		p = newPlaces(t, rng, gpu)
+		x := random(2, 16)
+		if heads {
+			y, err = nn.HeadLinear(x, random(16, 8), 2, nn.WithBatchInvariance())
+		} else {
+			y, err = nn.Linear(x, random(3, 16), nil, nn.WithBatchInvariance())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "WithBatchInvariance") {
+			t.Errorf("batch invariance, heads %v: %v", heads, err)
+		}
+	}
 }

@@ -25,7 +25,7 @@ import (
 //		y[:, h] = x[:, h] w[h]^T
 //
 //	  - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
-//	  - Options: [WithMixedPrecision].
+//	  - Options: [WithMixedPrecision], [WithBatchInvariance].
 //	  - Types and accuracy: those of [Linear]. On GPUs: whole weights. A head is a launch, and several rows take two launches more.
 //	  - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //	    second derivative.
@@ -46,15 +46,21 @@ func newHeadLinear(r headLinear, x, w *G.Node, opts []Option) (y *G.Node, err er
 		return nil, err
 	}
 	for _, o := range opts {
-		switch {
-		case o.name == "":
-		case o.name != optionMixed:
-			return nil, errorf(r.name, errs.ErrUnsupported, "option %s, want %s or none", o.name, optionMixed)
-		case r.mixed:
-			return nil, errorf(r.name, errs.ErrOption, "option %s is given twice", o.name)
+		var to *bool
+		switch o.name {
+		case "":
+			continue
+		case optionMixed:
+			to = &r.mixed
+		case optionInvariant:
+			to = &r.invariant
 		default:
-			r.mixed = true
+			return nil, errorf(r.name, errs.ErrUnsupported, "option %s, want %s, %s or none", o.name, optionMixed, optionInvariant)
 		}
+		if *to {
+			return nil, errorf(r.name, errs.ErrOption, "option %s is given twice", o.name)
+		}
+		*to = true
 	}
 	r.x = x.Dtype()
 	return newNode(r, x, w)
@@ -68,19 +74,19 @@ func newHeadLinear(r headLinear, x, w *G.Node, opts []Option) (y *G.Node, err er
 //
 // Then x is (rows, latent+rest), w (heads*latent, in), and y (rows, heads*(in+rest)).
 type headLinear struct {
-	name  string // in errors
-	x     tensor.Dtype
-	w     weight.Format
-	heads int
-	rest  bool // the elements of a head of x from in on stand unchanged behind those of y
-	keys  bool
-	mixed bool
+	name             string // in errors
+	x                tensor.Dtype
+	w                weight.Format
+	heads            int
+	rest             bool // the elements of a head of x from in on stand unchanged behind those of y
+	keys             bool
+	mixed, invariant bool
 }
 
 func (r headLinear) title() string { return r.name }
 
 func (r headLinear) String() string {
-	return fmt.Sprintf("HeadLinear{x %v, w %v, heads %d, rest %v, keys %v, mixed precision %v}", r.x, r.w, r.heads, r.rest, r.keys, r.mixed)
+	return fmt.Sprintf("HeadLinear{x %v, w %v, heads %d, rest %v, keys %v, mixed precision %v, batch invariance %v}", r.x, r.w, r.heads, r.rest, r.keys, r.mixed, r.invariant)
 }
 
 func (r headLinear) arguments() []argument {
@@ -168,11 +174,13 @@ func layersOf[F float](r headLinear, s *headSizes, x, y []F, w weight.Matrix) []
 	for h := range all {
 		all[h] = cpulinear.Operands[F]{
 			Rows: s.rows, In: s.in, Out: s.out, X: x[h*s.xHead:], XRow: s.xRow, Y: y[h*s.yHead:], YRow: s.yRow,
-			W: w.Rows(h*s.out, s.out, s.in), RoundX: r.mixed,
+			W: w.Rows(h*s.out, s.out, s.in), RoundX: r.mixed, AnyRows: r.invariant,
 		}
 	}
 	return all
 }
+
+func (r headLinear) onHost() string { return linear{invariant: r.invariant}.onHost() }
 
 // transposed returns the transposed matrices of heads, in the format of w.
 func (r headLinear) transposed(w weight.Matrix, s *headSizes) (t weight.Matrix, err error) {

@@ -32,6 +32,7 @@ const (
 	optionNorm       = "WithNorm"
 	optionRMSNorm    = "WithRMSNorm"
 	optionMixed      = "WithMixedPrecision"
+	optionInvariant  = "WithBatchInvariance"
 	optionUnitOffset = "WithUnitOffset"
 )
 
@@ -74,6 +75,10 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //     finite makes NaN.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
+// WithBatchInvariance gives a row of a linear layer the same bits among any number of rows. Many rows are computed as few ones are, which
+// takes longer. On the CPU alone: with inputs on a GPU, the layer is ErrUnsupported when run. Gradients are those without the option.
+func WithBatchInvariance() Option { return Option{name: optionInvariant} }
+
 // Linear is a fully connected layer:
 //
 //	y = f(x w^T + b) + residual
@@ -81,7 +86,8 @@ func WithMixedPrecision() Option { return Option{name: optionMixed} }
 // Without options, f is the identity and residual is 0.
 //
 //   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
-//   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision].
+//   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision],
+//     [WithBatchInvariance].
 //   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and on
 //     the CPU also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
 //   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits
@@ -91,7 +97,7 @@ func WithMixedPrecision() Option { return Option{name: optionMixed} }
 // On the CPU:
 //
 //   - A block of up to 512 rows reads the weights once. Few rows, as in decoding, take the time of that reading.
-//   - A row's bits do not depend on the other rows. Many rows sum in another order than few: from 40 rows (bfloat16), 64 (float32)
+//   - A row's bits do not depend on the other rows. Without WithBatchInvariance, many rows sum in another order than few: from 40 rows (bfloat16), 64 (float32)
 //     or 96 (float16) with AVX2, from 96 with AVX-512, from 32 to 96 with AMX.
 //   - AMX splits operands into 16-bit numbers: less than 2^-21 of a product is lost, and subnormal numbers count as 0.
 //   - w in row-major order is read in place. Each run copies any other w, such as a transposed one.
@@ -224,6 +230,8 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 			norm = o.norm
 		case optionMixed:
 			op.mixed = true
+		case optionInvariant:
+			op.invariant = true
 		default:
 			return op, nil, errorf(name, errs.ErrUnsupported, "option %s of a linear layer: pass it to %s", o.name, optionRMSNorm)
 		}
@@ -273,7 +281,7 @@ type linear struct {
 	norm, gamma, beta bool
 	rms, offset       bool // the norm is an RMSNorm; with 1+gamma
 	eps               float64
-	mixed             bool
+	mixed, invariant  bool
 }
 
 // layerOperands has the operands of linear layers by name. T is what stands for an operand: a node, a value, a shape or memory. The
@@ -426,6 +434,9 @@ func (op linear) String() string {
 	if op.mixed {
 		s += ", mixed precision"
 	}
+	if op.invariant {
+		s += ", batch invariance"
+	}
 	if op.norm {
 		s += fmt.Sprintf(", norm eps %v, gamma %v, beta %v", op.eps, op.gamma, op.beta)
 	}
@@ -433,6 +444,13 @@ func (op linear) String() string {
 		s += fmt.Sprintf(", by the root mean square, 1+gamma %v", op.offset)
 	}
 	return s + "}"
+}
+
+func (op linear) onHost() string {
+	if op.invariant {
+		return optionInvariant
+	}
+	return ""
 }
 
 func (op linear) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
@@ -461,7 +479,8 @@ func readLinear[F float](op linear, list []G.Value) (o operands[F], err error) {
 	for i := range o.parts {
 		p := &o.parts[i]
 		s := in.w[i].Shape()
-		p.Rows, p.In, p.Out, p.Activation, p.X, p.RoundX = in.x.Shape()[0], s[1], s[0], op.activation, o.x, op.mixed
+		p.Rows, p.In, p.Out, p.Activation, p.X = in.x.Shape()[0], s[1], s[0], op.activation, o.x
+		p.RoundX, p.AnyRows = op.mixed, op.invariant
 		if err == nil {
 			p.W, err = weights(title, names.w[i], in.w[i])
 		}

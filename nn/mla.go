@@ -115,13 +115,13 @@ func (m *MLA) sizes() (s mlaSizes, err error) {
 //				leanattention.WithScale(scale), leanattention.WithRotary(rope.Config{HeadDim: latent + rope, Dim: rope, Last: true}))
 //		})
 //
-//	  - Options: a norm of x, [WithRMSNorm] or [WithNorm], and [WithMixedPrecision] of all linear layers.
+//	  - Options: a norm of x, [WithRMSNorm] or [WithNorm], and [WithMixedPrecision] and [WithBatchInvariance] of all linear layers.
 //	  - Types and gradients: those of [Linear] and [HeadLinear].
 //	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported; errors of attend.
 func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), opts ...Option) (y *G.Node, err error) {
 	const name = "MLA.Absorbed"
 	defer errs.RecoverTo(prefix+name, &err)
-	s, q, c, r, mixed, err := m.project(name, x, opts)
+	s, q, c, r, own, err := m.project(name, x, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -129,13 +129,13 @@ func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), op
 	if err != nil {
 		return nil, err
 	}
-	if q, err = newHeadLinear(headLinear{name: name, heads: m.Heads, rest: s.rope > 0}, q, m.Key, mixed); err != nil {
+	if q, err = newHeadLinear(headLinear{name: name, heads: m.Heads, rest: s.rope > 0}, q, m.Key, own); err != nil {
 		return nil, err
 	}
 	if y, err = attend(q, k); err != nil {
 		return nil, err
 	}
-	return newHeadLinear(headLinear{name: name, heads: m.Heads}, y, m.Value, mixed)
+	return newHeadLinear(headLinear{name: name, heads: m.Heads}, y, m.Value, own)
 }
 
 // Expanded returns what [MLA.Absorbed] does, with the keys and values of each head. attend is called with
@@ -148,7 +148,7 @@ func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), op
 func (m *MLA) Expanded(x *G.Node, attend func(q, k, v, latents *G.Node) (*G.Node, error), opts ...Option) (y *G.Node, err error) {
 	const name = "MLA.Expanded"
 	defer errs.RecoverTo(prefix+name, &err)
-	s, q, c, r, mixed, err := m.project(name, x, opts)
+	s, q, c, r, own, err := m.project(name, x, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -156,11 +156,11 @@ func (m *MLA) Expanded(x *G.Node, attend func(q, k, v, latents *G.Node) (*G.Node
 	if err != nil {
 		return nil, err
 	}
-	k, err := newHeadLinear(headLinear{name: name, heads: m.Heads, rest: s.rope > 0, keys: true}, latents, m.Key, mixed)
+	k, err := newHeadLinear(headLinear{name: name, heads: m.Heads, rest: s.rope > 0, keys: true}, latents, m.Key, own)
 	if err != nil {
 		return nil, err
 	}
-	v, err := Linear(c, m.Value, nil, mixed...)
+	v, err := Linear(c, m.Value, nil, own...)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func behind(c, r *G.Node) (*G.Node, error) {
 }
 
 // project returns the queries of all heads, the latent vectors, the elements behind them (nil: none), and the options of all linear layers.
-func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, r *G.Node, mixed []Option, err error) {
+func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, r *G.Node, own []Option, err error) {
 	if s, err = m.sizes(); err != nil {
 		return s, nil, nil, nil, nil, err
 	}
@@ -186,10 +186,10 @@ func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, 
 	for _, o := range opts {
 		switch o.name {
 		case "", optionNorm, optionRMSNorm:
-		case optionMixed:
-			mixed = append(mixed, o)
+		case optionMixed, optionInvariant:
+			own = append(own, o)
 		default:
-			return s, nil, nil, nil, nil, errorf(name, errs.ErrUnsupported, "option %s, want a norm, %s or none", o.name, optionMixed)
+			return s, nil, nil, nil, nil, errorf(name, errs.ErrUnsupported, "option %s, want a norm, %s, %s or none", o.name, optionMixed, optionInvariant)
 		}
 	}
 	first := m.QueryDown
@@ -200,7 +200,7 @@ func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, 
 		return s, nil, nil, nil, nil, err
 	}
 	if m.QueryDown != nil {
-		if q, err = Linear(q, m.Query, nil, append(slices.Clone(mixed), WithRMSNorm(m.QueryNorm, m.Eps))...); err != nil {
+		if q, err = Linear(q, m.Query, nil, append(slices.Clone(own), WithRMSNorm(m.QueryNorm, m.Eps))...); err != nil {
 			return s, nil, nil, nil, nil, err
 		}
 	}
@@ -213,7 +213,7 @@ func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, 
 		}
 	}
 	c, err = RMSNorm(c, m.Norm, nil, m.Eps)
-	return s, q, c, r, mixed, err
+	return s, q, c, r, own, err
 }
 
 // both returns two layers of one x, in one node if they are alike.

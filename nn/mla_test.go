@@ -340,7 +340,7 @@ func TestMLARefused(t *testing.T) {
 		}
 		return nn.Slice(q, 1, 0, 10)
 	}
-	if y, err := good().Absorbed(x, attend, nn.WithMixedPrecision(), nn.WithRMSNorm(in("gamma", 10), 1e-6)); err != nil || !slices.Equal(y.Shape(), tensor.Shape{3, 14}) {
+	if y, err := good().Absorbed(x, attend, nn.WithMixedPrecision(), nn.WithBatchInvariance(), nn.WithRMSNorm(in("gamma", 10), 1e-6)); err != nil || !slices.Equal(y.Shape(), tensor.Shape{3, 14}) {
 		t.Fatal(y, err)
 	}
 	failing := errors.New("no attention")
@@ -365,6 +365,7 @@ func TestMLARefused(t *testing.T) {
 		{func(m *nn.MLA) { m.Eps = -1 }, nil, la.ErrOption, "eps is -1"},
 		{func(m *nn.MLA) {}, []nn.Option{nn.WithResidual(x)}, la.ErrUnsupported, "WithResidual"},
 		{func(m *nn.MLA) {}, []nn.Option{nn.WithMixedPrecision(), nn.WithMixedPrecision()}, la.ErrOption, "given twice"},
+		{func(m *nn.MLA) {}, []nn.Option{nn.WithBatchInvariance(), nn.WithBatchInvariance()}, la.ErrOption, "given twice"},
 		{nil, nil, failing, "no attention"},
 	} {
 		m, attend := good(), attend

@@ -223,6 +223,9 @@ type scratching interface {
 	scratch(shape tensor.Shape) int
 }
 
+// A hosted rule may have an option that GPUs do not know; "": none.
+type hosted interface{ onHost() (option string) }
+
 // OnGPU implements [ongpu.Op].
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
@@ -242,6 +245,9 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 		if err := args[i].checkGPU(op.title()); err != nil {
 			return nil, err
 		}
+	}
+	if h, ok := op.rule.(hosted); ok && h.onHost() != "" {
+		return nil, errorf(op.title(), errs.ErrUnsupported, "option %s with inputs on a GPU: keep all inputs in host memory, or leave the option out", h.onHost())
 	}
 	shapes := shapesOf(in)
 	call := ongpu.Call{

@@ -97,6 +97,8 @@ func serveModel(ctx context.Context, args []string, std streams) (err error) {
 		return usagef("-patience is %v, less than 0", s.patience)
 	case s.swapMB < 1 || s.swapMB > 1<<30:
 		return usagef("-swap-size is %d, not in [1, %d]", s.swapMB, 1<<30)
+	case s.model.options.BatchInvariant && s.model.device != "cpu":
+		return usagef("-invariant with -device %s: linear layers on GPUs depend on the number of rows", s.model.device)
 	case s.quiet && s.options.Prompts:
 		return usagef("-log-prompts with -quiet: there are no lines")
 	}

@@ -212,6 +212,7 @@ func TestServeFlags(t *testing.T) {
 		{[]string{"-most-choices", "0"}, exitUsage, "-most-choices is 0"},
 		{[]string{"-connections", "0"}, exitUsage, "-connections is 0"},
 		{[]string{"-timeout", "0s"}, exitUsage, "-timeout is 0s"},
+		{[]string{"-invariant", "-device", "gpu"}, exitUsage, "-invariant with -device gpu"},
 		{[]string{"-swap-size", "0"}, exitUsage, "-swap-size is 0"},
 		{[]string{"-pin", "/nowhere"}, exitError, "-pin: open /nowhere"},
 		{[]string{"-pin", empty}, exitError, "-pin " + empty + " (-cache-tokens makes the cache larger): decoder: Pin: 1 tokens"},

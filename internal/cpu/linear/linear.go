@@ -33,6 +33,9 @@ type Operands[F lean.Float] struct {
 
 	// RoundX lets X be rounded to the type of W if that is faster: to 8 bits by block of 32 elements, if W has 8 or fewer bits.
 	RoundX bool
+
+	// AnyRows computes many rows as few ones, so that a row has the same bits among any number of rows.
+	AnyRows bool
 }
 
 // Run computes
@@ -44,7 +47,7 @@ type Operands[F lean.Float] struct {
 // propagate, NaN through f too.
 //
 // The order of sums follows from In, from the kernels in use (see TierVariable) and from the choice between few and
-// many rows: a row has the same bits for any other rows and any number of threads.
+// many rows, which AnyRows takes away: a row has the same bits for any other rows and any number of threads.
 //
 // Everything is checked before anything is written. The error wraps ErrShape, ErrDType, ErrTier, or ErrPanic; after
 // ErrPanic Y is undefined. Run does not allocate once e has computed a layer of this size.
@@ -92,7 +95,7 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 
 // joins reports whether another layer has rows of the same size, and weights of the same type.
 func (o *Operands[F]) joins(other *Operands[F]) bool {
-	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.W.Group == o.W.Group && other.RoundX == o.RoundX
+	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.W.Group == o.W.Group && other.RoundX == o.RoundX && other.AnyRows == o.AnyRows
 }
 
 // Has reports whether the CPU in use has kernels for weights of a format.
@@ -134,7 +137,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	l.kernels = linearTiers[cpu.InUse()]
 	l.in = o.In
 	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.W.Format.Size(o.In)
-	l.roundX, l.group = o.RoundX, o.W.Group
+	l.roundX, l.anyRows, l.group = o.RoundX, o.AnyRows, o.W.Group
 	l.layers, l.inTurn = l.layers[:0], false
 	l.ordered.begin()
 	for i := range all {

@@ -215,6 +215,43 @@ func TestLinearRowsAlone(t *testing.T) {
 	}
 }
 
+// TestLinearAnyRows: with AnyRows, a row has the bits that it has alone, among as many rows as there are.
+func TestLinearAnyRows(t *testing.T) {
+	rng := reftest.Rand(t)
+	const rows, out = 300, 45
+	for f := range weight.Format(weight.Formats) {
+		in := 256 * (1 + rng.IntN(3))
+		var c *linearCase[float32]
+		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+			if weight.Dense(d) == f {
+				c = newLinearCase[float32](t, rng, d, rows, in, out)
+			}
+		}
+		if slices.Contains(blockFormats(), f) {
+			c, _ = newBlockCase(t, rng, f, rows, in, out)
+		}
+		if c == nil {
+			continue
+		}
+		c.AnyRows, c.RoundX, c.Residual, c.Times = true, rng.IntN(2) == 0, nil, nil
+		c.run(t, cpu.Default())
+		for _, n := range []int{1, 2, 7, 40, 131} {
+			at := rng.IntN(rows + 1 - n)
+			some := c.Operands
+			some.Rows, some.X, some.Y = n, c.X[at*in:], make([]float32, n*out)
+			if err := Run(cpu.Default(), &some); err != nil {
+				t.Fatal(err)
+			}
+			for i, v := range some.Y {
+				if math.Float32bits(v) != math.Float32bits(c.Y[at*out+i]) {
+					t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among %d", cpu.InUse(), f, in, at+i/out, v, n, c.Y[at*out+i], rows)
+				}
+			}
+		}
+		c.close()
+	}
+}
+
 // TestLinearNaN: NaN and infinities in x and w reach the sums that they are part of, and no other.
 func TestLinearNaN(t *testing.T) {
 	rng := reftest.Rand(t)

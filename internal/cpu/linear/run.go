@@ -65,6 +65,7 @@ type linearRun struct {
 	wRow    int  // bytes of a row of w
 	group   int  // columns with one scale; 0: all
 	roundX  bool // x may be rounded to the weights' type
+	anyRows bool // many rows are computed as few
 
 	layers []linearLayer
 	inTurn bool // two layers of equal width, of which the second needs the first's results: a share has the same features of both

@@ -33,7 +33,7 @@ type (
 
 // tilesFor returns the kernels of tiles for the given number of rows, or nil if the rows are few.
 func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
-	if l.in < tileIn || l.size != 4 || l.blocks.integer {
+	if l.anyRows || l.in < tileIn || l.size != 4 || l.blocks.integer {
 		return nil, nil
 	}
 	format := l.format

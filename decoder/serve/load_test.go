@@ -1,0 +1,158 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// fault is what is wrong with a request of TestLoad.
+type fault int
+
+const (
+	none fault = iota
+	gone       // the client goes at some time
+	slow       // the client reads some bytes late, and then goes
+	badJSON
+	longPrompt
+	faults
+)
+
+// loadBody returns the body of a request with a fault, and the path.
+func loadBody(rng *rand.Rand, i int, f fault) (path, body string) {
+	fields := fmt.Sprintf(`"max_tokens": %d, "n": %d, "stream": %v, "priority": %d`, 1+rng.IntN(60), 1+rng.IntN(2), f == slow || rng.IntN(2) == 0, rng.IntN(3))
+	switch rng.IntN(4) {
+	case 0:
+		fields += `, "stop": ["king", "e"]`
+	case 1:
+		fields += `, "logit_bias": {"2": -100}`
+	case 2:
+		fields += `, "timeout": 0.02`
+	}
+	switch {
+	case f == badJSON:
+		return "/v1/completions", `{"prompt": "Once", ` + fields[:rng.IntN(len(fields))]
+	case f == longPrompt:
+		return "/v1/completions", fmt.Sprintf(`{"prompt": "%s", %s}`, strings.Repeat("Once upon ", 100+rng.IntN(100)), fields)
+	case rng.IntN(3) > 0:
+		return "/v1/completions", fmt.Sprintf(`{"prompt": "Once upon a time there was a king who had a ship and three daughters. One day the king went to the river and said %d", %s}`, i%50, fields)
+	}
+	if !strings.Contains(fields, "stop") {
+		fields += fmt.Sprintf(`, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"p%d": {}}, "required": ["p%d"]}}}`, i%20, i%20)
+	}
+	return "/v1/chat/completions", fmt.Sprintf(`{"messages": [{"role": "user", "content": "Who is number %d?"}], %s}`, i%50, fields)
+}
+
+// TestLoad: requests of which half are cancelled at random times, and some have other faults, in a cache and a queue that are often full,
+// leave nothing: no text, no page, and, of 10,000 requests, no memory.
+func TestLoad(t *testing.T) {
+	requests := reftest.Cases(t, 120, 10000)
+	r := newServer(t, Options{Queue: 8}, decoder.Options{Batch: 4, Tokens: 256, Swap: t.TempDir()})
+	rng := reftest.Rand(t)
+	statuses, ended := map[int]int{}, 0
+	var mu sync.Mutex
+	send := func(path, body string, f fault, limit, late time.Duration) {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		q, err := http.NewRequestWithContext(ctx, "POST", r.url+path, strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		q.Header.Set("Content-Type", "application/json")
+		a, err := http.DefaultClient.Do(q)
+		if err == nil {
+			if f == slow {
+				time.Sleep(late)
+				_, err = io.ReadFull(a.Body, make([]byte, 10))
+			} else {
+				_, err = io.Copy(io.Discard, a.Body)
+			}
+			err = errors.Join(err, a.Body.Close())
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() != nil {
+			ended++
+			return
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if statuses[a.StatusCode]++; (a.StatusCode == 400) != (f == badJSON || f == longPrompt) {
+			t.Errorf("%s: status %d", body, a.StatusCode)
+		}
+	}
+	heap := func() uint64 {
+		r.settle()
+		http.DefaultClient.CloseIdleConnections()
+		var m runtime.MemStats
+		for range 3 {
+			runtime.GC()
+			time.Sleep(10 * time.Millisecond)
+		}
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var before uint64
+	var clients sync.WaitGroup
+	for i := range requests {
+		f := gone
+		if i%2 == 0 {
+			f = fault(rng.IntN(int(faults)))
+		}
+		limit := time.Minute
+		if f == gone {
+			limit = time.Duration(rng.IntN(30000)) * time.Microsecond
+		}
+		path, body := loadBody(rng, i, f)
+		late := time.Duration(rng.IntN(20)) * time.Millisecond
+		clients.Go(func() { send(path, body, f, limit, late) })
+		if i%12 == 11 {
+			clients.Wait()
+		}
+		if i+1 == requests/10 {
+			clients.Wait()
+			before = heap()
+		}
+	}
+	clients.Wait()
+	after := heap()
+	st := r.engine.Stats()
+	t.Logf("%d clients went, statuses %v, %d bytes after a tenth and %d at the end, %+v", ended, statuses, before, after, st)
+	if requests >= 10000 && float64(after) > 1.02*float64(before) {
+		t.Errorf("%d bytes after a tenth of the requests, and %d at the end", before, after)
+	}
+	if ended < requests/4 || statuses[200] == 0 || statuses[400] == 0 || statuses[429] == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Live+st.Waiting > 0 {
+		t.Errorf("%d clients went, statuses %v, %+v", ended, statuses, st)
+	}
+	// Two texts that take the whole cache.
+	status, text, _ := r.do("POST", "/v1/completions", `{"prompt": ["a", "b"], "max_tokens": 127, "logit_bias": {"2": -100}}`)
+	if now := r.engine.Stats(); status != 200 || now.Preempted != st.Preempted {
+		t.Errorf("pages are lost: %d %s, %+v", status, text, now)
+	}
+	_, text, _ = r.do("GET", "/metrics", "")
+	for _, want := range []string{"leanlm_texts 0\n", "# TYPE leanlm_request_seconds histogram\n", `leanlm_requests_total{path="/v1/completions",status="200"} `, "leanlm_first_token_seconds_count "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("metrics lack %q:\n%s", want, text)
+		}
+	}
+	for _, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		if !regexp.MustCompile(`^(# (HELP|TYPE) leanlm_\w+ .*|leanlm_\w+(\{(\w+="[^"]*",?)+\})? [0-9.e+-]+)$`).MatchString(line) {
+			t.Errorf("metrics line %q", line)
+		}
+	}
+}
