@@ -40,15 +40,15 @@ func TestVariants(t *testing.T) {
 // alone hide are skipped in the run.
 func TestVariantTiles(t *testing.T) {
 	rng := reftest.Rand(t)
-	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 128}, Keys: []int{6400, 640}}
+	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 70}, Keys: []int{1600, 320}}
 	for _, visible := range []string{
 		"div(key, 64) % 10 == 3", "key < 64 || key == 200", "abs(query-key) < 64", "head < 2 && key < 64", "false", "doc[key] == 7",
 	} {
 		source := variant.Source{Visible: visible}
-		doc := variant.Tensor{Shape: []int{6400}, I32: make([]int32, 6400)}
+		doc := variant.Tensor{Shape: []int{1600}, I32: make([]int32, 1600)}
 		s.Tensors = nil
 		if strings.Contains(visible, "doc") {
-			for i := 640; i < 704; i++ {
+			for i := 320; i < 384; i++ {
 				doc.I32[i] = 7
 			}
 			source.Tensors, s.Tensors = []variant.Declared{{Name: "doc", Rank: 1, Int: true}}, []variant.Tensor{doc}
