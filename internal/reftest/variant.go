@@ -21,19 +21,29 @@ type variedScore struct {
 func (s Shape) varied(seq, pos, head, j int, score, off, u float64) variedScore {
 	p := s.Variant
 	at := &variant.At{Score: score, Query: s.Keys[seq] - s.Queries[seq] + pos, Key: j, Head: head, Sequence: seq, Tensors: s.Tensors}
+	values, errors, seen := VariantAt(p, at, off, u)
+	if !seen {
+		return variedScore{hidden: true}
+	}
+	errors[p.Score] += 4 * u * math.Abs(values[p.Score])
+	return variedScore{p, false, values, errors, s.Tensors}
+}
+
+// VariantAt computes the values of a program's nodes, and error bounds for an implementation with the unit roundoff u whose score has the error
+// bound off, if the query sees the key.
+func VariantAt(p *variant.Program, at *variant.At, off, u float64) (values, errors []float64, seen bool) {
 	both := make([]float64, 2*len(p.Nodes))
-	values, errors := both[:len(p.Nodes)], both[len(p.Nodes):]
+	values, errors = both[:len(p.Nodes)], both[len(p.Nodes):]
 	p.Values(at, values)
 	if p.Visible >= 0 && values[p.Visible] == 0 {
-		return variedScore{hidden: true}
+		return values, errors, false
 	}
 	for i := range p.Nodes {
 		if errors[i] = errorOf(p, i, values, errors, off, u); errors[i] != errors[i] { // Inf - Inf, or 0 Inf
 			errors[i] = math.Inf(1)
 		}
 	}
-	errors[p.Score] += 4 * u * math.Abs(values[p.Score])
-	return variedScore{p, false, values, errors, s.Tensors}
+	return values, errors, true
 }
 
 // partial returns the index of the element of partial derivative k, in its tensor, and the derivative with its error bound.
@@ -162,4 +172,85 @@ func (s Shape) Varied(rng *rand.Rand, i int) Shape {
 	}
 	s.Variant = p
 	return s
+}
+
+// expressionOf returns a random expression of a kind. With compare, conditions may be of floats, and floats may become ints.
+func expressionOf(rng *rand.Rand, kind variant.Kind, depth int, compare bool) string {
+	pick := func(all ...string) string { return all[rng.IntN(len(all))] }
+	sub := func(k variant.Kind) string { return "(" + expressionOf(rng, k, depth-1, compare) + ")" }
+	if depth == 0 {
+		switch kind {
+		case variant.Int:
+			return pick("query", "key", "head", "sequence", "3", "17", "n")
+		case variant.Bool:
+			return pick("true", "key <= query", "head == 1", "query-key < 5")
+		}
+		return pick("score", "score", "1.5", "x", "0.25", "a[head%3][key%5]")
+	}
+	switch kind {
+	case variant.Int:
+		switch rng.IntN(5) {
+		case 0:
+			return "where(" + sub(variant.Bool) + "," + sub(variant.Int) + "," + sub(variant.Int) + ")"
+		case 1:
+			return pick("min", "max") + "(" + sub(variant.Int) + "," + sub(variant.Int) + ")"
+		case 2:
+			return pick("div("+sub(variant.Int)+", 7)", sub(variant.Int)+"%5", "abs("+sub(variant.Int)+")", "-"+sub(variant.Int), "b[max(0, min("+sub(variant.Int)+", 3))]")
+		}
+		return sub(variant.Int) + pick("+", "-", "*") + sub(variant.Int)
+	case variant.Bool:
+		switch rng.IntN(4) {
+		case 0:
+			return "!" + sub(variant.Bool)
+		case 1:
+			return sub(variant.Bool) + pick("&&", "||") + sub(variant.Bool)
+		case 2:
+			if compare {
+				return sub(variant.Float) + pick("<", ">=") + sub(variant.Float)
+			}
+		}
+		return sub(variant.Int) + pick("<", "<=", ">", ">=", "==", "!=") + sub(variant.Int)
+	}
+	switch rng.IntN(6) {
+	case 0:
+		return "where(" + sub(variant.Bool) + "," + sub(variant.Float) + "," + sub(variant.Float) + ")"
+	case 1:
+		return pick("min", "max") + "(" + sub(variant.Float) + "," + sub(variant.Float) + ")"
+	case 2:
+		return pick("tanh", "sigmoid", "softplus", "abs", "-") + "(" + expressionOf(rng, variant.Float, depth-1, compare) + ")"
+	case 3:
+		return sub(variant.Int) + "/ 8"
+	case 4:
+		return "float" + sub(variant.Int) + "*0.125"
+	}
+	return sub(variant.Float) + pick("+", "-", "*") + sub(variant.Float)
+}
+
+// RandomVariant returns a random source, with expressions of a depth. With compare, conditions may be of floats.
+func RandomVariant(rng *rand.Rand, compare bool, depth int) variant.Source {
+	s := variant.Source{
+		Score: expressionOf(rng, variant.Float, depth, compare), Visible: expressionOf(rng, variant.Bool, depth, compare), Params: map[string]float64{"n": float64(rng.IntN(9)), "x": rng.NormFloat64()},
+	}
+	for _, t := range []variant.Declared{{Name: "a", Rank: 2}, {Name: "b", Rank: 1, Int: true}} {
+		if strings.Contains(s.Score+s.Visible, t.Name+"[") {
+			s.Tensors = append(s.Tensors, t)
+		}
+	}
+	return s
+}
+
+// RandomTensors returns the tensors of a random source.
+func RandomTensors(rng *rand.Rand, p *variant.Program) (all []variant.Tensor) {
+	for _, d := range p.Tensors {
+		if d.Int {
+			all = append(all, variant.Tensor{Shape: []int{4}, I32: []int32{rng.Int32N(9), rng.Int32N(100), -rng.Int32N(5), 1}})
+			continue
+		}
+		t := variant.Tensor{Shape: []int{3, 5}, F64: make([]float64, 15)}
+		for i := range t.F64 {
+			t.F64[i] = float64(float32(rng.NormFloat64()))
+		}
+		all = append(all, t)
+	}
+	return all
 }
