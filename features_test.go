@@ -21,6 +21,7 @@ import (
 	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/variant"
 	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
@@ -106,6 +107,11 @@ var features = []feature{ // shapes first, of which the others make use
 		for h := range r.Heads {
 			r.Sinks = append(r.Sinks, float64(h)-0.5)
 		}
+	}},
+	{"variant", func(_ *rand.Rand, r *request) {
+		v := la.Variant{Score: "0.5*score - 0.25*abs(query-key)/(1+head)", Visible: "key != 3"}
+		r.Variant = refused(variant.New(variant.Source{Score: v.Score, Visible: v.Visible}))
+		r.opts = append(r.opts, la.WithVariant(v))
 	}},
 	{"rotary", func(_ *rand.Rand, r *request) {
 		r.rotary = &rope.Config{Base: 500, Dim: 32, Interleaved: r.Causal}
@@ -496,7 +502,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	}
 	mask := r.Mask
 	mask.Tree = false // that is the step's
-	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}}
+	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Variant: r.Variant, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
 	var in [3]*G.Node
@@ -569,7 +575,7 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 			ws = append(ws, upload("w"+"qkv"[i:i+1], weights, n, in, 0.1))
 		}
 		qkv := refused(nn.Linears(x, ws, nil))
-		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}
+		shape := reftest.Shape{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.Dim, ValueDim: r.ValueDim, Mask: r.Mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Variant: r.Variant, Scale: r.Scale}
 		d := &graphtest.Decoder{Place: graphtest.Place{Layers: []reftest.Shape{shape}}}
 		opts := append(d.Options(0), r.opts...)
 		if r.Sinks != nil {
