@@ -120,7 +120,7 @@ func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 		},
 	}
 	kernels[cpu.TierAVX2][attn.Q4] = fourBits(&assembly[float32]{few: panelRows, score: scoreQ4AVX2, weighted: weightedQ4AVX2},
-		kernels[cpu.TierAVX2][attn.Float32], widening{rows: widenedQ4AVX2, few: 4})
+		kernels[cpu.TierAVX2][attn.Float32], widening{rows: widenedQ4AVX2, few: 2})
 	kernels[cpu.TierAVX512][attn.Q4] = fourBits(&assembly[float32]{few: few8, score: scoreQ4AVX512, weighted: weightedQ4AVX512, scoreLanes: scoreLanesQ4AVX512, weightedBlock: weightedBlockQ4AVX512},
 		kernels[cpu.TierAVX512][attn.Float32], widening{rows: widenedQ4AVX512, few: panelRows - 1})
 	for tier, kernels := range kernels {

@@ -66,7 +66,9 @@ func TestAppendFormats(t *testing.T) {
 		s := reftest.RandomShape(rng)
 		s.Queries, s.Trees = slices.Clone(s.Keys), nil // all keys are new
 		l := randomLayout(rng)
-		l.kind = formatKind(i) % formatKinds
+		if l.kind = formatKind(i) % formatKinds; l.kind == scaledPages && l.dtype == attn.Float16 {
+			l.dtype = attn.BFloat16 // a page's first token may be so small that later ones are infinite
+		}
 		c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 		testAppendFormat(t, c, place[float32](rng, c, l), l)
 	}

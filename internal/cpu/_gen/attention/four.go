@@ -51,52 +51,101 @@ func (s isa) eachColumns(d dtype, n, j Register, mask Op, body func(c columns)) 
 	JL(LabelRef(again))
 }
 
-// q4At returns the columns of an element, whose bytes at names.
-func (s isa) q4At(at func(row Register, disp int) Mem) columns {
-	scale := func(row Register) VecVirtual {
-		// The scale is the upper half of the four bytes at the element's end.
-		v := s.vec()
-		VPBROADCASTD(at(row, q4Bytes-4), v)
-		if s.masked() {
-			VPANDD_BCST(s.words(0xffff0000), v, v)
-		} else {
-			VPAND(s.words(0xffff0000), v, v)
-		}
-		return v
-	}
-	c := columns{vectors: q4Columns / s.lanes}
+// q4Scale returns the scale of an element in all lanes: the upper half of the four bytes at the element's end.
+func (s isa) q4Scale(at func(row Register, disp int) Mem, row Register) VecVirtual {
+	v := s.vec()
+	VPBROADCASTD(at(row, q4Bytes-4), v)
 	if s.masked() {
-		type held struct{ indices, scale VecVirtual }
-		rows := map[Register]held{}
-		c.load = func(i int, row Register, v VecVirtual) {
-			if i == 0 {
-				h := held{s.vec(), scale(row)}
-				VPMOVZXBD(at(row, 0), h.indices)
-				rows[row] = h
-			}
-			h := rows[row]
-			if i == 1 {
-				VPSRLD(U8(4), h.indices, h.indices)
-			}
-			VPERMPS(q4Table(), h.indices, v) // by the last four bits
-			VMULPS(h.scale, v, v)
-		}
+		VPANDD_BCST(s.words(0xffff0000), v, v)
+	} else {
+		VPAND(s.words(0xffff0000), v, v)
+	}
+	return v
+}
+
+// q4At returns the columns of an element, whose bytes at names. With AVX2 each row's vectors are loaded in order, before the next row's.
+func (s isa) q4At(at func(row Register, disp int) Mem) columns {
+	c := columns{vectors: q4Columns / s.lanes}
+	if !s.masked() {
+		c.load = s.q4Bytewise(at)
 		return c
 	}
+	type held struct{ indices, scale VecVirtual }
+	rows := map[Register]held{}
 	c.load = func(i int, row Register, v VecVirtual) {
-		x, table := XMM(), XMM()
-		VMOVQ(at(row, i%2*8), x)
-		if i > 1 {
-			VPSRLW(U8(4), x, x)
+		if i == 0 {
+			h := held{s.vec(), s.q4Scale(at, row)}
+			VPMOVZXBD(at(row, 0), h.indices)
+			rows[row] = h
 		}
-		VPAND(s.words(0x0f0f0f0f), x, x)
-		VMOVDQU(q4Bytewise(), table)
-		VPSHUFB(x, table, x)
-		VPMOVSXBD(x, v)
-		VCVTDQ2PS(v, v)
-		VMULPS(scale(row), v, v)
+		h := rows[row]
+		if i == 1 {
+			VPSRLD(U8(4), h.indices, h.indices)
+		}
+		VPERMPS(q4Table(), h.indices, v) // by the last four bits
+		VMULPS(h.scale, v, v)
 	}
 	return c
+}
+
+// q4Bytewise returns the loads of an element with AVX2, where a register has too few floats for a table: integers are bytes first.
+func (s isa) q4Bytewise(at func(row Register, disp int) Mem) func(i int, row Register, v VecVirtual) {
+	var x, scale VecVirtual
+	return func(i int, row Register, v VecVirtual) {
+		switch i {
+		case 0, 2:
+			table := XMM()
+			if x = XMM(); i == 0 {
+				scale = s.q4Scale(at, row)
+			}
+			VMOVDQU(at(row, 0), x)
+			if i == 2 {
+				VPSRLW(U8(4), x, x)
+			}
+			VPAND(s.words(0x0f0f0f0f), x, x)
+			VMOVDQU(q4Bytewise(), table)
+			VPSHUFB(x, table, x)
+		default:
+			VPSRLDQ(U8(8), x, x)
+		}
+		VPMOVSXBD(x, v)
+		VCVTDQ2PS(v, v)
+		VMULPS(scale, v, v)
+	}
+}
+
+// inOrder reports whether the vectors of a row are loaded in order, before those of the next row.
+func (s isa) inOrder(d dtype) bool { return d == q4 && !s.masked() }
+
+// addInOrder adds the weighted columns of rows x to n rows of sums, whose vectors out names. weight loads the weight of row i of x.
+func (s isa) addInOrder(c columns, x []Register, n int, weight func(r, i int, v VecVirtual), out func(r, part int) Mem) {
+	sums := make([][]VecVirtual, n)
+	for r := range sums {
+		sums[r] = s.vecs(c.vectors)
+	}
+	for i := range x {
+		w := s.vecs(n)
+		for r := range w {
+			weight(r, i, w[r])
+		}
+		for part := range c.vectors {
+			v := s.vec()
+			c.load(part, x[i], v)
+			for r := range n {
+				if i == 0 {
+					s.mul(v, w[r], sums[r][part])
+				} else {
+					s.fma231(v, w[r], sums[r][part])
+				}
+			}
+		}
+	}
+	for r := range sums {
+		for part, v := range sums[r] {
+			s.add(out(r, part), v, v)
+			s.move(v, out(r, part))
+		}
+	}
 }
 
 // words returns where 32 bytes of a word lie in memory.

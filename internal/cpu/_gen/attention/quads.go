@@ -130,6 +130,18 @@ func (q *quads) scoreRows(sizes []int) {
 				for i, x := range q.x {
 					s.fma231(Mem{Base: x, Index: j, Scale: uint8(d.size)}, y, acc[0][i])
 				}
+			} else if s.inOrder(d) {
+				for i, x := range q.x {
+					for part := range c.vectors {
+						k := s.vec()
+						c.load(part, x, k)
+						for r := range n {
+							m := row(qx, q.ld, ld3, r)
+							m.Disp = part * s.bytes()
+							s.fma231(m, k, acc[r][i])
+						}
+					}
+				}
 			} else {
 				for v := range c.vectors {
 					k := s.vecs(4)
@@ -320,14 +332,21 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 		w, stride := GP64(), GP64()
 		MOVQ(p, w)
 		MOVQ(q.stride, stride)
+		inOrder := s.inOrder(d) && len(x) > 1
 		for r := range weight {
+			if inOrder { // there is no register for each weight
+				ADDQ(stride, p)
+				continue
+			}
 			weight[r] = s.vecs(len(x))
 			for i, v := range weight[r] {
 				s.broadcast(at(w, s.elem.size*i), v)
 			}
 			ADDQ(stride, w)
 		}
-		MOVQ(w, p)
+		if !inOrder {
+			MOVQ(w, p)
+		}
 		ox, j := GP64(), GP64()
 		MOVQ(o, ox)
 		ld3 := q.ld
@@ -339,6 +358,19 @@ func (q *quads) weightedRows(x []Register, sizes []int) {
 			value := func(i int) Mem { return Mem{Base: x[i], Index: j, Scale: uint8(d.size)} }
 			if len(x) == 4 {
 				q.prefetch(j)
+			}
+			if inOrder {
+				s.addInOrder(c, x, n, func(r, i int, v VecVirtual) {
+					m := row(w, stride, nil, r)
+					m.Disp = s.elem.size * i
+					s.broadcast(m, v)
+				}, func(r, part int) Mem {
+					m := row(ox, q.ld, ld3, r)
+					m.Disp = part * s.bytes()
+					return m
+				})
+				ADDQ(Imm(uint64(c.vectors*s.bytes())), ox)
+				return
 			}
 			direct := n == 1 && d == s.elem && c.mask == nil
 			for part := range c.vectors {
