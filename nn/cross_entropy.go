@@ -23,19 +23,17 @@ import (
 //	logits  = x w^T + b
 //	loss[i] = log(sum over j of exp(logits[i,j])) - logits[i,targets[i]]
 //
-// Logits are computed in pieces of rows, in the forward and in the backward pass, so that never more than 64 MB of them, or 64 rows, are in
-// memory. The mean of the rows that count is a sum over the loss, divided by their number:
+// Logits are computed in pieces of rows, in the forward and in the backward pass: at most 2^24 of them, or those of 64 rows, are in memory.
+// The sum of the loss, divided by the number of rows that count, is the mean.
 //
-//		cost, err := gorgonia.Sum(loss)
-//
-//	  - Shapes: x (rows, width), w (vocabulary, width), b (vocabulary) or nil, targets (rows), loss (rows).
-//	  - Types: x, w, b and loss float32 or float64, all alike; targets int or int32. Exponentials of float32 are within 2 units in the last
-//	    place, and sums are float64.
-//	  - A target of -1 is a row that does not count: its loss and its gradients are 0. A target outside [-1, vocabulary) is ErrLength when
-//	    the graph runs, before anything is written.
-//	  - Gradients: of x, w and b, computed together, on both of Gorgonia's machines. No second derivative.
-//	  - On a GPU: ErrUnsupported when run.
-//	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
+//   - Shapes: x (rows, width), w (vocabulary, width), b (vocabulary) or nil, targets (rows), loss (rows).
+//   - Types: x, w, b and loss float32 or float64, all alike; targets int or int32. Exponentials of float32 are within 2 units in the last
+//     place, and sums are float64.
+//   - A target of -1 is a row that does not count: its loss and its gradients are 0. A target outside [-1, vocabulary) is ErrLength when
+//     the graph runs, before anything is written.
+//   - Gradients: of x, w and b, computed together, on both of Gorgonia's machines. No second derivative.
+//   - On a GPU: ErrUnsupported when run.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
 func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
 	const name = "CrossEntropy"
 	defer errs.RecoverTo(prefix+name, &err)
