@@ -147,6 +147,21 @@ func TestPackedGolden(t *testing.T) {
 					t.Errorf("rows [%d, %d) of %s are others: %v", from, to, name, err)
 				}
 			}
+			const adapted = "layers.0.mlp.up_proj.weight"
+			up := shapes[adapted]
+			plain := make([]float32, up[0]*up[1])
+			if err := m.files.float32s(plain, adapted, up, 0, up[0]); err != nil {
+				t.Fatal(err)
+			}
+			own, err := m.Weights().Tensor(adapted, up...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, x := range own.Data().([]la.F16) {
+				if math.Abs(float64(x.Float32()-plain[i])) > 0x1p-11*math.Abs(float64(plain[i]))+0x1p-24 {
+					t.Fatalf("element %d of a graph's own weight is %v, want %v", i, x.Float32(), plain[i])
+				}
+			}
 			want, _ := continued(t, m, Options{Exact: true, Weights: tensor.Float32}, tokens)
 			e, err := m.Engine(Options{Exact: true})
 			if err != nil {
@@ -183,6 +198,45 @@ func TestPackedGolden(t *testing.T) {
 				t.Errorf("mixed precision is off by %v", off)
 			}
 		})
+	}
+}
+
+// TestPackedAdapted: a quantised matrix with an adapter is one of float16, and the others stay.
+func TestPackedAdapted(t *testing.T) {
+	const adapted = "layers.0.mlp.up_proj.weight"
+	for _, name := range []string{"gptq_order", "awq", "fp8_tensor"} {
+		m, err := readPacked(t, name).open(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shape := []int{m.network.(*transformer).inner, m.network.(*transformer).width}
+		plain := make([]float32, shape[0]*shape[1])
+		if err := m.files.float32s(plain, adapted, shape, 0, shape[0]); err != nil {
+			t.Fatal(err)
+		}
+		ones := func(n int) func(int, int) ([]float32, error) {
+			return func(from, to int) ([]float32, error) { return slices.Repeat([]float32{1}, (to-from)*n), nil }
+		}
+		m.addDeltas(map[string]delta{adapted: {scale: 0.5, rank: 1, a: ones(shape[1]), b: ones(1)}}, func() error { return nil })
+		e, err := m.Engine(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := e.weights[adapted].(*tensor.Dense)
+		if !ok || got.Dtype() != la.Float16 {
+			t.Fatalf("%s: the adapted matrix is %v", name, e.weights[adapted])
+		}
+		for i, x := range got.Data().([]la.F16) {
+			if want := float64(plain[i]) + 0.5; math.Abs(float64(x.Float32())-want) > 0x1p-10*math.Abs(want)+0x1p-12 {
+				t.Fatalf("%s: element %d is %v, want %v", name, i, x.Float32(), want)
+			}
+		}
+		if of := fmt.Sprint(e.weights["layers.0.mlp.gate_proj.weight"]); !strings.HasPrefix(of, "weights of ") {
+			t.Errorf("%s: the other matrix is %s", name, of)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
