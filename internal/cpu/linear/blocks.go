@@ -180,7 +180,14 @@ func (l *linearRun) widenRow(dst []float32, layer *linearLayer, src unsafe.Point
 
 // blockFeatures computes the sums of output features [from, to) of a layer for the block's rows.
 func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to int) {
-	if row := l.blocks.kernels.row[l.format]; row != nil && (l.blocks.integer || l.format == weight.E4M3) && l.rows == 1 {
+	row := l.blocks.kernels.row[l.format]
+	switch k := l.blocks.kernels; {
+	case l.format == weight.E4M3 && l.rows < len(k.e4m3):
+		row = k.e4m3[l.rows]
+	case !l.blocks.integer || l.rows > 1:
+		row = nil
+	}
+	if row != nil {
 		l.rowFeatures(&s.row, row, layer, from, to)
 		return
 	}
@@ -199,31 +206,29 @@ func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to 
 	}
 }
 
-// rowFeatures computes the sums of output features [from, to) of a layer for one row.
+// rowFeatures computes the sums of output features [from, to) of a layer for one row or, of E4M3, for the few rows that the kernel is for.
 func (l *linearRun) rowFeatures(a *blockRowArgs, row func(*blockRowArgs), layer *linearLayer, from, to int) {
-	*a = blockRowArgs{
-		y: unsafe.Add(layer.y, l.first*layer.yRow+from*l.size), yStep: l.size, w: unsafe.Add(layer.w, from*l.wRow), wRow: l.wRow,
-		n: l.in, sets: (to - from) / dotStreams,
-	}
+	of := blockRowArgs{yStep: l.size, wRow: l.wRow, n: l.in, fetchStep: dotStreams * l.wRow / l.blocks.groups}
 	if l.format == weight.E4M3 {
-		a.x, a.group, a.scaleRow = unsafe.Add(layer.x, l.first*layer.xRow), l.blocks.groups*groupElements, 4
-		if l.group > 0 {
-			a.group, a.scaleRow = l.group, 4*((l.in-1)/l.group+1)
+		of.rows, of.x, of.xRow, of.yRow = l.rows, unsafe.Add(layer.x, l.first*layer.xRow), layer.xRow, layer.yRow
+		if of.group, of.scaleRow = l.blocks.groups*groupElements, 4; l.group > 0 {
+			of.group, of.scaleRow = l.group, 4*((l.in-1)/l.group+1)
 		}
-		a.scales = unsafe.Add(layer.scales, from*a.scaleRow)
 	} else {
-		a.x = unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow())
+		of.x = unsafe.Add(l.blocks.x.At, layer.rounded*l.blocks.xRow())
 	}
-	a.fetch, a.fetchStep = uintptr(a.w)+fetchBlocks, dotStreams*l.wRow/l.blocks.groups
-	if a.sets > 0 {
-		row(a)
-	}
-	scales := a.scales
-	scaleRow := a.scaleRow
-	for o := from + a.sets*dotStreams; o < to; o++ { // all output features are the same
-		a.sets, a.yStep, a.wRow, a.scaleRow = 1, 0, 0, 0
+	scaleRow := of.scaleRow
+	for o := from; o < to; o += max(1, of.sets*dotStreams) {
+		if of.sets = (to - o) / dotStreams; of.sets == 0 { // all output features are the same
+			of.yStep, of.wRow, of.scaleRow = 0, 0, 0
+		}
+		*a = of
+		a.sets = max(1, of.sets)
 		a.w, a.y = unsafe.Add(layer.w, o*l.wRow), unsafe.Add(layer.y, l.first*layer.yRow+o*l.size)
-		a.scales = unsafe.Add(scales, (o-from)*scaleRow)
+		a.fetch = uintptr(a.w) + fetchBlocks
+		if scaleRow > 0 {
+			a.scales = unsafe.Add(layer.scales, o*scaleRow)
+		}
 		row(a)
 	}
 }

@@ -63,17 +63,33 @@ func oneHalvesAVX2(a *groupArgs)
 //go:noescape
 func manyHalvesAVX2(a *groupArgs)
 
-// rowE4M3AVX2 is
+// rowsE4M3x1AVX2 is
 //
-//	for o := range 4 * a.sets {
-//		y[o] = sum_k x[k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
 //	}
 //
-// with weights of E4M3, which are rounded to float32. x is float32. Results have the bits that dotF32Go gives to the float32 weights.
-// There is no NaN among the weights.
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
 //
 //go:noescape
-func rowE4M3AVX2(a *blockRowArgs)
+func rowsE4M3x1AVX2(a *blockRowArgs)
+
+// rowsE4M3x2AVX2 is
+//
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
+//	}
+//
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
+//
+//go:noescape
+func rowsE4M3x2AVX2(a *blockRowArgs)
 
 // roundAVX512 rounds a row of x to 8 bits. Each block of 32 elements has the scale max |x| / 127, and the integers nearest to x / scale,
 // ties to even. A block that is not finite has the scale NaN, and one whose elements are less than 2^-120 the scale 0; the integers
@@ -134,17 +150,61 @@ func oneHalvesAVX512(a *groupArgs)
 //go:noescape
 func manyHalvesAVX512(a *groupArgs)
 
-// rowE4M3AVX512 is
+// rowsE4M3x1AVX512 is
 //
-//	for o := range 4 * a.sets {
-//		y[o] = sum_k x[k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
 //	}
 //
-// with weights of E4M3, which are rounded to float32. x is float32. Results have the bits that dotF32Go gives to the float32 weights.
-// There is no NaN among the weights.
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
 //
 //go:noescape
-func rowE4M3AVX512(a *blockRowArgs)
+func rowsE4M3x1AVX512(a *blockRowArgs)
+
+// rowsE4M3x2AVX512 is
+//
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
+//	}
+//
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
+//
+//go:noescape
+func rowsE4M3x2AVX512(a *blockRowArgs)
+
+// rowsE4M3x3AVX512 is
+//
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
+//	}
+//
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
+//
+//go:noescape
+func rowsE4M3x3AVX512(a *blockRowArgs)
+
+// rowsE4M3x4AVX512 is
+//
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
+//	}
+//
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
+//
+//go:noescape
+func rowsE4M3x4AVX512(a *blockRowArgs)
 
 // unpackI8AVX2 makes groups of rows of signed bytes, with scales of 1. Scales are 0 in blocks behind the end of a row.
 //

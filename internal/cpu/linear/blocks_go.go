@@ -39,6 +39,7 @@ type blockKernels struct {
 	expand [blockKinds]func(*expandArgs)
 	one    [blockKinds]func(*groupArgs)        // a row of x by sets of dotStreams output features
 	row    [weight.Formats]func(*blockRowArgs) // a row of x by rows of weights; nil: they are unpacked, for one
+	e4m3   [dotMaxRows + 1]func(*blockRowArgs) // so many rows of x by rows of E4M3; nil: they are widened before
 	many   [blockKinds]func(*groupArgs)        // several rows of x by several output features
 
 	rows, outs int // of many; outs divides blockOuts
@@ -56,8 +57,8 @@ var blocksGo = blockKernels{
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8Go, weight.Q8_0: rowQ80Go, weight.Q4_0: rowQ40Go, weight.Q4_1: rowQ41Go,
 		weight.Int4_32: rowI4x32Go, weight.Int4_64: rowI4x64Go, weight.Int4_128: rowI4x128Go,
-		weight.E4M3: rowE4M3Go,
 	},
+	e4m3: [dotMaxRows + 1]func(*blockRowArgs){nil, rowsE4M3Go, rowsE4M3Go, rowsE4M3Go, rowsE4M3Go},
 	many: [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
 	rows: manyGoRows, outs: manyGoOuts,
 }
@@ -291,19 +292,20 @@ func rowOfBlocks(a *blockRowArgs, f weight.Format) {
 	}
 }
 
-// rowE4M3Go is
+// rowsE4M3Go is
 //
-//	for o := range 4 * a.sets {
-//		y[o] = sum_k x[k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//	for r := range a.rows {
+//		for o := range 4 * a.sets {
+//			y[r][o] = sum_k x[r][k] * (scales[o][k / a.group] * w[o][k]), k < a.n
+//		}
 //	}
 //
-// with weights of E4M3, which are rounded to float32. x is float32. Results have the bits that dotF32Go gives to the float32 weights.
-// There is no NaN among the weights.
-func rowE4M3Go(a *blockRowArgs) {
+// with weights of E4M3, which are rounded to float32; a kernel serves one number of rows. Results have the bits that dotF32Go gives to
+// the float32 weights. There is no NaN among the weights.
+func rowsE4M3Go(a *blockRowArgs) {
 	var wide [dotStreams][dotPiece]float32
-	x := unsafe.Slice((*float32)(a.x), a.n)
 	for set := range a.sets {
-		var sums [dotStreams]float32
+		var sums [dotMaxRows][dotStreams]float32
 		for at := 0; at < a.n; at += dotPiece {
 			n := min(dotPiece, a.n-at)
 			for s := range wide {
@@ -314,14 +316,19 @@ func rowE4M3Go(a *blockRowArgs) {
 					to[i] *= scale
 				}
 			}
-			var part [dotStreams]float32
-			vector.Dot4(&part, x[at:][:n], wide[0][:n], wide[1][:n], wide[2][:n], wide[3][:n])
-			for s, v := range part {
-				sums[s] += v
+			for r := range a.rows {
+				x := unsafe.Slice((*float32)(unsafe.Add(a.x, r*a.xRow+4*at)), n)
+				var part [dotStreams]float32
+				vector.Dot4(&part, x, wide[0][:n], wide[1][:n], wide[2][:n], wide[3][:n])
+				for s, v := range part {
+					sums[r][s] += v
+				}
 			}
 		}
-		for s, v := range sums {
-			*(*float32)(unsafe.Add(a.y, (set*dotStreams+s)*a.yStep)) = v
+		for r := range a.rows {
+			for s, v := range sums[r] {
+				*(*float32)(unsafe.Add(a.y, r*a.yRow+(set*dotStreams+s)*a.yStep)) = v
+			}
 		}
 	}
 }

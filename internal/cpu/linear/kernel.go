@@ -135,10 +135,13 @@ type blockRowArgs struct {
 	n     int // elements of a row, a multiple of the format's block
 	sets  int // of dotStreams output features, at least 1
 
-	// Of E4M3: x is float32, and the scale of elements [i*group, (i+1)*group) of output feature o is at scales + o*scaleRow + 4*i. group is
-	// a multiple of dotPiece.
-	scales          unsafe.Pointer
-	scaleRow, group int
+	// Of E4M3: x is rows of float32, and the result of row r of x is at y + r*yRow + o*yStep. The scale of elements
+	// [i*group, (i+1)*group) of output feature o is at scales + o*scaleRow + 4*i. group is a multiple of dotPiece. The kernel
+	// changes sets, and yAt and scalesAt, which are 0.
+	rows, xRow, yRow int
+	scales           unsafe.Pointer
+	scaleRow, group  int
+	yAt, scalesAt    int
 
 	// As in unpackArgs, with the bytes of four groups for each group of x.
 	fetch     uintptr

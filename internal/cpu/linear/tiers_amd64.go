@@ -34,7 +34,7 @@ var blocksAVX2 = blockKernels{
 		weight.Q5_0: unpackQ50AVX2, weight.Q5_1: unpackQ51AVX2, weight.Q4_K: unpackQ4KAVX2, weight.Q5_K: unpackQ5KAVX2, weight.Q6_K: unpackQ6KAVX2,
 		weight.Int4_32: unpackI4x32AVX2, weight.Int4_64: unpackI4x64AVX2, weight.Int4_128: unpackI4x128AVX2,
 	},
-	row:    [weight.Formats]func(*blockRowArgs){weight.E4M3: rowE4M3AVX2},
+	e4m3:   [dotMaxRows + 1]func(*blockRowArgs){nil, rowsE4M3x1AVX2, rowsE4M3x2AVX2},
 	round:  roundAVX2,
 	expand: [blockKinds]func(*expandArgs){expandAVX2, expandMinimaAVX2, expandHalvesAVX2},
 	one:    [blockKinds]func(*groupArgs){oneAVX2, oneMinimaAVX2, oneHalvesAVX2},
@@ -45,7 +45,7 @@ var blocksAVX2 = blockKernels{
 // blocksWithoutVNNI are for processors with AVX-512 and without VNNI. Sums of float32 are in the order of AVX-512.
 var blocksWithoutVNNI = func() blockKernels {
 	k := blocksAVX2
-	k.row[weight.E4M3] = rowE4M3AVX512
+	k.e4m3 = blocksAVX512.e4m3
 	return k
 }()
 
@@ -59,8 +59,8 @@ var blocksAVX512 = blockKernels{
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8AVX512, weight.Q8_0: rowQ80AVX512, weight.Q4_0: rowQ40AVX512, weight.Q4_1: rowQ41AVX512,
 		weight.Int4_32: rowI4x32AVX512, weight.Int4_64: rowI4x64AVX512, weight.Int4_128: rowI4x128AVX512,
-		weight.E4M3: rowE4M3AVX512,
 	},
+	e4m3:   [dotMaxRows + 1]func(*blockRowArgs){nil, rowsE4M3x1AVX512, rowsE4M3x2AVX512, rowsE4M3x3AVX512, rowsE4M3x4AVX512},
 	round:  roundAVX512,
 	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512, expandHalvesAVX512},
 	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512, oneHalvesAVX512},

@@ -22,6 +22,6 @@ var linearNEON = linearKernels{
 // blocksNEON are the kernels in Go, but for those whose sums of float32 are in another order than that of NEON.
 var blocksNEON = func() blockKernels {
 	k := blocksGo
-	k.row[weight.E4M3] = nil
+	clear(k.e4m3[:])
 	return k
 }()

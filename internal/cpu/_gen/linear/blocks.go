@@ -38,7 +38,13 @@ func linearBlocks(g *gen) {
 			g.oneBlocks(set, k)
 			g.manyBlocks(set, k)
 		}
-		rowE4M3(g, set)
+		rows := 2 // the registers of AVX2 have the sums of two
+		if set == avx512 {
+			rows = 4
+		}
+		for nx := 1; nx <= rows; nx++ {
+			rowsE4M3(g, set, nx)
+		}
 	}
 	for _, f := range blockFormats {
 		f.unpackAVX2(g)

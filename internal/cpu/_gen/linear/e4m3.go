@@ -1,22 +1,19 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// rowE4M3 makes the kernel of one row of x, whose weights become float32 in registers: see e4m3. The power of two that float16 lacks is
-// in the scales.
-func rowE4M3(g *gen, set isa) {
-	g.kernel("rowE4M3", set, blockSource, "rowE4M3Go", args)
+// rowsE4M3 makes the kernel of nx rows of x, whose weights become float32 in registers: see e4m3. The power of two that float16 lacks is
+// in the scales. What is needed once for four output features stays in the arguments:
+// as offsets, since the collector sees the pointers of arguments.
+func rowsE4M3(g *gen, set isa, nx int) {
+	g.kernel(fmt.Sprintf("rowsE4M3x%d", nx), set, blockSource, "rowsE4M3Go", args)
 	a := g.Dereference(g.Param("a"))
-	wv, power := g.vec(), g.vec()
-	y, sets, fetch, x := g.field(a, "y"), g.field(a, "sets"), g.field(a, "fetch"), g.field(a, "x")
-	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
-	first := g.field(a, "scales") // of the first stream
-	k, end, next, scale := g.GP64(), g.GP64(), g.GP64(), g.GP64()
-	sums, scales := g.vecs(4), g.vecs(4)
-	xv := g.vec()
+	wv, power, scales := g.vec(), g.vec(), g.vecs(4)
 	half := func() reg.Register { // of wv: 16 bits for each lane
 		if set == avx512 {
 			return wv.AsY()
@@ -29,47 +26,76 @@ func rowE4M3(g *gen, set isa) {
 	}
 	g.VPBROADCASTD(g.words("bits", 0xbfffbfff), bits)
 	g.VBROADCASTSS(g.words("power", 0x43800000), power) // 256
+	fetch := g.field(a, "fetch")
+	x := []reg.GPVirtual{g.field(a, "x")}
+	for len(x) < nx {
+		next := g.GP64()
+		g.MOVQ(x[len(x)-1], next)
+		g.ADDQ(g.fieldAt(a, "xRow"), next)
+		x = append(x, next)
+	}
+	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
+	k, end, next, scale := g.GP64(), g.GP64(), g.GP64(), g.GP64()
+	var sums [][]reg.VecVirtual
+	for range nx {
+		sums = append(sums, g.vecs(4))
+	}
+	xs := nx
+	if set == avx2 { // rows are loaded in turn
+		xs = 1
+	}
+	xv := g.vecs(xs)
 	// products adds the products of a vector, i elements behind k.
-	products := func(i int, loadX, loadW func(from Mem)) {
-		loadX(Mem{Base: x, Index: k, Scale: 4, Disp: 4 * i})
-		for s, sum := range sums {
-			n := half()
+	products := func(i int, loadX func(from Mem, to reg.VecVirtual), loadW func(from Mem)) {
+		at := func(r int) Mem { return Mem{Base: x[r], Index: k, Scale: 4, Disp: 4 * i} }
+		if xs == nx {
+			for r := range xv {
+				loadX(at(r), xv[r])
+			}
+		}
+		for s := range w {
 			loadW(Mem{Base: w[s], Index: k, Scale: 1, Disp: i})
-			g.VPSLLW(Imm(7), n, n)
-			g.VPAND(bits, n, n)
-			g.VCVTPH2PS(n, wv)
+			g.VPSLLW(Imm(7), half(), half())
+			g.VPAND(bits, half(), half())
+			g.VCVTPH2PS(half(), wv)
 			g.VMULPS(scales[s], wv, wv)
-			g.VFMADD231PS(xv, wv, sum)
+			for r := range sums {
+				if xs < nx {
+					loadX(at(r), xv[0])
+				}
+				g.VFMADD231PS(xv[r%xs], wv, sums[r][s])
+			}
 		}
 	}
 	vector := func(i int) {
-		products(i, func(m Mem) { g.VMOVUPS(m, xv) }, func(m Mem) { g.VPMOVSXBW(m, half()) })
+		products(i, func(m Mem, v reg.VecVirtual) { g.VMOVUPS(m, v) }, func(m Mem) { g.VPMOVSXBW(m, half()) })
 	}
 
 	g.Label("set")
-	wRow := g.field(a, "wRow")
 	for s := 1; s < 4; s++ {
-		g.LEAQ(Mem{Base: w[s-1], Index: wRow, Scale: 1}, w[s])
+		g.MOVQ(w[s-1], w[s])
+		g.ADDQ(g.fieldAt(a, "wRow"), w[s])
 	}
-	g.zero(sums...)
+	for _, v := range sums {
+		g.zero(v...)
+	}
 	g.XORQ(k, k)
-	g.MOVQ(first, scale)
+	g.MOVQ(g.fieldAt(a, "scales"), scale)
+	g.ADDQ(g.fieldAt(a, "scalesAt"), scale)
 	g.Label("group")
-	at, step := g.GP64(), g.field(a, "scaleRow")
-	g.MOVQ(scale, at)
+	g.MOVQ(scale, end)
 	for s, v := range scales {
-		g.VBROADCASTSS(Mem{Base: at}, v)
+		g.VBROADCASTSS(Mem{Base: end}, v)
 		g.VMULPS(power, v, v)
 		if s < 3 {
-			g.ADDQ(step, at)
+			g.ADDQ(g.fieldAt(a, "scaleRow"), end)
 		}
 	}
 	g.ADDQ(Imm(4), scale)
-	n := g.field(a, "n")
 	g.MOVQ(k, next)
 	g.ADDQ(g.fieldAt(a, "group"), next)
-	g.CMPQ(next, n)
-	g.CMOVQGT(n, next)
+	g.CMPQ(next, g.fieldAt(a, "n"))
+	g.CMOVQGT(g.fieldAt(a, "n"), next)
 	g.MOVQ(next, end) // of whole vectors: k is at the beginning of one
 	g.ANDQ(I32(-int32(set.lanes)), end)
 	g.SUBQ(Imm(64), end)
@@ -93,19 +119,20 @@ func rowE4M3(g *gen, set isa) {
 	g.Label("rest")
 	g.CMPQ(k, next)
 	g.JGE(LabelRef("whole"))
-	if set == avx512 {
-		left := g.GP64()
-		g.MOVQ(next, left)
-		g.SUBQ(k, left)
-		mask := g.mask(left)
-		products(0, func(m Mem) { g.VMOVUPS_Z(m, mask, xv) }, func(m Mem) { g.VPMOVSXBW_Z(m, mask, half()) })
+	if set == avx512 { // the row's end
+		g.MOVQ(next, end)
+		g.SUBQ(k, end)
+		g.MOVL(U32(0xffffffff), scale.As32())
+		g.BZHIL(end.As32(), scale.As32(), scale.As32())
+		mask := g.K()
+		g.KMOVW(scale.As32(), mask)
+		products(0, func(m Mem, v reg.VecVirtual) { g.VMOVUPS_Z(m, mask, v) }, func(m Mem) { g.VPMOVSXBW_Z(m, mask, half()) })
 		g.JMP(LabelRef("end"))
 	} else {
 		g.Label("ones")
-		one := g.GP32()
-		products(0, func(m Mem) { g.VMOVSS(m, xv.AsX()) }, func(m Mem) {
-			g.MOVBLSX(m, one)
-			g.VMOVD(one, wv.AsX())
+		products(0, func(m Mem, v reg.VecVirtual) { g.VMOVSS(m, v.AsX()) }, func(m Mem) {
+			g.MOVBLSX(m, end.As32())
+			g.VMOVD(end.As32(), wv.AsX())
 		})
 		g.INCQ(k)
 		g.CMPQ(k, next)
@@ -115,14 +142,28 @@ func rowE4M3(g *gen, set isa) {
 	g.CMPQ(k, g.fieldAt(a, "n"))
 	g.JLT(LabelRef("group"))
 	g.Label("end")
-	yStep := g.field(a, "yStep")
-	g.put4(sums, yStep, y)
-	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
-	row := g.field(a, "wRow")
-	g.LEAQ(Mem{Base: w[3], Index: row, Scale: 1}, w[0])
-	step4 := g.field(a, "scaleRow")
-	g.LEAQ(Mem{Base: first, Index: step4, Scale: 4}, first)
-	g.DECQ(sets)
+	g.MOVQ(g.fieldAt(a, "y"), k)
+	g.ADDQ(g.fieldAt(a, "yAt"), k)
+	g.MOVQ(g.fieldAt(a, "yStep"), end)
+	for r, v := range sums {
+		if r > 0 {
+			g.ADDQ(g.fieldAt(a, "yRow"), k)
+		}
+		g.LEAQ(Mem{Base: k, Index: end, Scale: 2}, next)
+		four := g.sum4(v)
+		g.VMOVSS(four, Mem{Base: k})
+		g.VEXTRACTPS(Imm(1), four, Mem{Base: k, Index: end, Scale: 1})
+		g.VEXTRACTPS(Imm(2), four, Mem{Base: next})
+		g.VEXTRACTPS(Imm(3), four, Mem{Base: next, Index: end, Scale: 1})
+	}
+	g.SHLQ(Imm(2), end)
+	g.ADDQ(end, g.fieldAt(a, "yAt"))
+	g.MOVQ(g.fieldAt(a, "scaleRow"), end)
+	g.SHLQ(Imm(2), end)
+	g.ADDQ(end, g.fieldAt(a, "scalesAt"))
+	g.MOVQ(w[3], w[0])
+	g.ADDQ(g.fieldAt(a, "wRow"), w[0])
+	g.DECQ(g.fieldAt(a, "sets"))
 	g.JNZ(LabelRef("set"))
 	g.ret()
 }
