@@ -242,14 +242,16 @@ func (s *scheduler) admit() error {
 		t := s.waiting[0]
 		from, shared, soon := s.beginning(t)
 		own := shared // tokens whose pages others have
-		if t.swapped != nil && t.swapped.tokens > shared {
+		file := t.swapped != nil && t.swapped.tokens > shared
+		if file {
 			from, own, soon = nil, 0, false
 		}
 		if soon {
 			return nil // a live text reads the same tokens now
 		}
 		// One page more than the tokens take, so that a text that had to wait does not have to wait again at once.
-		if pages := min(len(t.tokens)-own, s.most)/s.page + 2; len(s.live) > 0 && !s.makeFree(pages, from) {
+		pages := min(len(t.tokens)-own, s.most)/s.page + 2
+		if (len(s.live) > 0 || file) && !s.makeFree(pages, from) && len(s.live) > 0 {
 			if !s.takesFrom(t, pages) {
 				return nil
 			}

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
 )
 
 // tokensOf returns n tokens, which differ for each seed.
@@ -233,5 +237,37 @@ func TestPin(t *testing.T) {
 	}
 	if err := pagesLost(e); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSwapTypes: texts that go on from files have the same tokens, none of which is computed twice, for caches of each type.
+func TestSwapTypes(t *testing.T) {
+	for _, cache := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, la.E4M3, tensor.Int8, la.Q4, {}} {
+		o := Options{Context: 300, Tokens: 320, Batch: 3, BatchInvariant: true, Cache: cache}
+		network := func() Network { return wideHeads(1) }
+		if cache == (tensor.Dtype{}) { // the last tokens alone
+			network = func() Network { return windowNetwork() }
+			o.Context, o.Tokens, o.Chunk, o.BatchInvariant = 1000, 20+64+30+4*64, 30, false
+		}
+		var requests []Request
+		for i := range 3 {
+			requests = append(requests, Request{Prompt: tokensOf(70+i, i), Tokens: 150, Ends: []int{}, Sampling: Sampling{Temperature: 1, Seed: uint64(i)}})
+		}
+		reference := networkEngine(t, network(), namedWeights{}, o)
+		o.Swap = t.TempDir()
+		e := networkEngine(t, network(), namedWeights{}, o)
+		texts, err := e.StartAll(context.Background(), requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, text := range texts {
+			got, err := ids(text)
+			if want := alone(t, reference, requests[i]); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%v: text %d is %v, %v, want %v", cache, i, got, err, want)
+			}
+		}
+		if st := e.Stats(); st.Resumed == 0 || st.Rows != 70+71+72+3*149 { // no token is computed twice
+			t.Errorf("%v: %+v", cache, st)
+		}
 	}
 }

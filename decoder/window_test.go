@@ -49,10 +49,14 @@ func TestWindow(t *testing.T) {
 		"one":         {Batch: 1, Chunk: 30, Tokens: 20 + 64 + 30 + 4*64},
 		"guesses":     {Batch: 3, Chunk: 50, Draft: 7, Tokens: 900},
 		"small cache": {Batch: 4, Chunk: 30, Tokens: 20 + 64 + 30 + 4*64},
+		"files":       {Batch: 4, Chunk: 30, Tokens: 20 + 64 + 30 + 4*64},
 		"steps ahead": {Batch: 3, Chunk: 30, Tokens: 900},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.Context, o.Exact = 1000, true
+			if name == "files" {
+				o.Swap = t.TempDir()
+			}
 			reference, e := windowEngines(t, o)
 			ahead := 0
 			if name == "steps ahead" {
