@@ -22,14 +22,16 @@ import (
 
 // HeadLinear is a linear layer by heads: each head has a matrix of its own. For head h
 //
-//		y[:, h] = x[:, h] w[h]^T
+//	y[:, h] = x[:, h] w[h]^T
 //
-//	  - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
-//	  - Options: [WithMixedPrecision], [WithBatchInvariance].
-//	  - Types and accuracy: those of [Linear]. On GPUs: whole weights. A head is a launch, and several rows take two launches more.
-//	  - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
-//	    second derivative.
-//	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
+// The contract:
+//
+//   - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
+//   - Options: [WithMixedPrecision], [WithBatchInvariance].
+//   - Types and accuracy: those of [Linear]. On GPUs: whole weights. A head is a launch, and several rows take two launches more.
+//   - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
+//     second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
 //
 // [MLA] has such layers.
 func HeadLinear(x, w *G.Node, heads int, opts ...Option) (y *G.Node, err error) {

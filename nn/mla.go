@@ -110,14 +110,16 @@ func (m *MLA) sizes() (s mlaSizes, err error) {
 // and returns the attention of all heads to one KV head whose values are the first latent elements of the keys, of shape
 // (rows, heads*latent):
 //
-//		y, err := m.Absorbed(x, func(q, k *gorgonia.Node) (*gorgonia.Node, error) {
-//			return leanattention.CachedAttention(q, k, nil, step.Layer(i), leanattention.WithCausal(),
-//				leanattention.WithScale(scale), leanattention.WithRotary(rope.Config{HeadDim: latent + rope, Dim: rope, Last: true}))
-//		})
+//	y, err := m.Absorbed(x, func(q, k *gorgonia.Node) (*gorgonia.Node, error) {
+//		return leanattention.CachedAttention(q, k, nil, step.Layer(i), leanattention.WithCausal(),
+//			leanattention.WithScale(scale), leanattention.WithRotary(rope.Config{HeadDim: latent + rope, Dim: rope, Last: true}))
+//	})
 //
-//	  - Options: a norm of x, [WithRMSNorm] or [WithNorm], and [WithMixedPrecision] and [WithBatchInvariance] of all linear layers.
-//	  - Types and gradients: those of [Linear] and [HeadLinear].
-//	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported; errors of attend.
+// The contract:
+//
+//   - Options: a norm of x, [WithRMSNorm] or [WithNorm], and [WithMixedPrecision] and [WithBatchInvariance] of all linear layers.
+//   - Types and gradients: those of [Linear] and [HeadLinear].
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported; errors of attend.
 func (m *MLA) Absorbed(x *G.Node, attend func(q, k *G.Node) (*G.Node, error), opts ...Option) (y *G.Node, err error) {
 	const name = "MLA.Absorbed"
 	defer errs.RecoverTo(prefix+name, &err)
