@@ -595,6 +595,10 @@ func operandCases(t *testing.T) map[string]operandCase {
 		"nn.Concat":     two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
 		"nn.Linear":     {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
 		"nn.HeadLinear": two(func(a, b *G.Node) (*G.Node, error) { return nn.HeadLinear(a, b, 1) }),
+		"nn.CrossEntropy": {build: func(in in) error {
+			x := in(4, 4)
+			return second(nn.CrossEntropy(x, in(4, 4), in(4), typed(tensor.Int, x, "targets", 4)))
+		}},
 		"nn.Embedding": {build: func(in in) error {
 			return second(nn.Embedding(in(2, 4), typed(tensor.Int, in(2, 4), "ids", 2), in(2, 4)))
 		}},
@@ -761,7 +765,7 @@ func TestOptionsTwice(t *testing.T) {
 		"WithQueryLengths": la.WithQueryLengths(in(tensor.Int, "query lengths", 1)),
 
 		"nn.WithActivation": nn.WithActivation(nn.ReLU), "nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),
-		"nn.WithRMSNorm": nn.WithRMSNorm(vector, 1), "nn.WithMixedPrecision": nn.WithMixedPrecision(),
+		"nn.WithRMSNorm": nn.WithRMSNorm(vector, 1), "nn.WithMixedPrecision": nn.WithMixedPrecision(), "nn.WithBatchInvariance": nn.WithBatchInvariance(),
 		"nn.WithUnitOffset": nn.WithUnitOffset(),
 	}
 	x, w := in(tensor.Float32, "x", 3, 4), in(tensor.Float32, "w", 4, 4)
