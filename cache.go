@@ -50,7 +50,7 @@ type CacheConfig struct {
 	KeyScales, ValueScales []float32
 
 	// EdgeLayers, with a DType of 8 or 4 bits, is the number of first layers, and of last layers, that store keys and values as
-	// BFloat16: there rounding costs a model most.
+	// [BFloat16]. In some models these layers lose most by rounding.
 	EdgeLayers int
 
 	PageSize int // tokens of a page; 0: 64
@@ -217,7 +217,8 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of a number: 18/32 with Q4
 //
-// With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. EdgeLayers have 2 bytes a number. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
+// With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. EdgeLayers have 2 bytes a number.
+// Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err
