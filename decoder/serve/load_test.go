@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"regexp"
@@ -96,19 +97,32 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s: status %d", body, a.StatusCode)
 		}
 	}
-	heap := func() uint64 {
-		r.settle()
-		http.DefaultClient.CloseIdleConnections()
-		var m runtime.MemStats
-		for range 3 {
-			runtime.GC()
-			time.Sleep(10 * time.Millisecond)
-		}
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	var before uint64
 	var clients sync.WaitGroup
+	// heap is the least memory after some rounds of requests, since graphs keep the values of their last run, of any number of rows.
+	heap := func() uint64 {
+		least := uint64(math.MaxUint64)
+		for range 12 {
+			for range 6 {
+				path, body := loadBody(rng, 0, none)
+				clients.Go(func() { send(path, body, none, time.Minute, 0) })
+			}
+			clients.Wait()
+			r.settle()
+			http.DefaultClient.CloseIdleConnections()
+			r.formats.mu.Lock()
+			r.formats.kept = nil // schemas have masks of different numbers
+			r.formats.mu.Unlock()
+			for range 3 {
+				runtime.GC()
+				time.Sleep(5 * time.Millisecond)
+			}
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			least = min(least, m.HeapAlloc)
+		}
+		return least
+	}
+	var before, after uint64
 	for i := range requests {
 		f := gone
 		if i%2 == 0 {
@@ -126,11 +140,16 @@ func TestLoad(t *testing.T) {
 		}
 		if i+1 == requests/10 {
 			clients.Wait()
-			before = heap()
+			if requests >= 10000 {
+				before = heap()
+			}
 		}
 	}
 	clients.Wait()
-	after := heap()
+	if requests >= 10000 {
+		after = heap()
+	}
+	r.settle()
 	st := r.engine.Stats()
 	t.Logf("%d clients went, statuses %v, %d bytes after a tenth and %d at the end, %+v", ended, statuses, before, after, st)
 	if requests >= 10000 && float64(after) > 1.02*float64(before) {
