@@ -19,7 +19,7 @@ import (
 func TestVariants(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i, entry := range reftest.Gallery {
-		for range cputest.Cases(t, 4, 24) {
+		for range cputest.Cases(t, 4, 12) {
 			s := reftest.RandomShape(rng)
 			if rng.IntN(3) == 0 {
 				s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
