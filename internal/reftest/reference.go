@@ -288,6 +288,16 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 			o[i] *= sum
 		}
 	}
+	if c.Variant != nil { // scores may have errors without a bound, such as those of exponentials of huge scores
+		if lseBound != lseBound {
+			lseBound = math.Inf(1)
+		}
+		for i, b := range bound {
+			if b != b {
+				bound[i] = math.Inf(1)
+			}
+		}
+	}
 	return lse, lseBound
 }
 
