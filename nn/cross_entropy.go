@@ -362,9 +362,9 @@ func (r vectorPart) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (r vectorPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
-		return partOf[float64](in[0], r.from, shape)
+		return partOf[float64](r, in[0], r.from, shape)
 	}
-	return partOf[float32](in[0], r.from, shape)
+	return partOf[float32](r, in[0], r.from, shape)
 }
 
 var (

@@ -75,8 +75,9 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //     finite makes NaN.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
-// WithBatchInvariance gives a row of a linear layer the same bits among any number of rows. Many rows are computed as few ones are, which
-// takes longer. On the CPU alone: with inputs on a GPU, the layer is ErrUnsupported when run. Gradients are those without the option.
+// WithBatchInvariance gives a row of a linear layer the same bits whatever the number of rows of x. Without the option, the order of sums
+// depends on that number. A layer of a prompt takes longer. The option is for the CPU: with inputs on a GPU, the layer is ErrUnsupported
+// when run. Gradients are those without the option.
 func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 
 // Linear is a fully connected layer:
@@ -577,9 +578,9 @@ func (r linearPart) from(in tensor.Shape) int { return in[0] / r.all * r.before 
 func (r linearPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	from := r.from(in[0].Shape())
 	if r.dtype == tensor.Float64 {
-		return partOf[float64](in[0], from, shape)
+		return partOf[float64](r, in[0], from, shape)
 	}
-	return partOf[float32](in[0], from, shape)
+	return partOf[float32](r, in[0], from, shape)
 }
 
 // gradient is dy in the part, and 0 elsewhere.
@@ -591,8 +592,9 @@ func (r linearPart) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	return amongZeros[float32](r.title(), in[0].Shape(), from, dy)
 }
 
-func partOf[F float](v G.Value, from int, shape tensor.Shape) (G.Value, error) {
-	all, err := elements[F]("Linears", "the layers' output", v, v.Shape())
+// partOf returns elements of the input of a rule, from one element on, as a tensor without a copy.
+func partOf[F float](r signature, v G.Value, from int, shape tensor.Shape) (G.Value, error) {
+	all, err := elements[F](r.title(), r.arguments()[0].name, v, v.Shape())
 	if err != nil {
 		return nil, err
 	}

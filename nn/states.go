@@ -241,9 +241,9 @@ func (r mergedPart) from(in tensor.Shape) int {
 func (r mergedPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	from := r.from(in[0].Shape())
 	if r.dtype == tensor.Float64 {
-		return partOf[float64](in[0], from, shape)
+		return partOf[float64](r, in[0], from, shape)
 	}
-	return partOf[float32](in[0], from, shape)
+	return partOf[float32](r, in[0], from, shape)
 }
 
 // gradient is dy in the part, and 0 elsewhere.
