@@ -46,6 +46,10 @@ func (t *Tensor) At(i int) float64 {
 // Interval is the numbers from Lo to Hi. NaN may be a value beside them if Lo is -Inf and Hi is +Inf.
 type Interval struct{ Lo, Hi float64 }
 
+// Between returns the interval of the ints from lo to hi.
+func Between(lo, hi int) Interval { return Interval{float64(lo), float64(hi)} }
+
+// all returns an interval with every value of a kind.
 func all(k Kind) Interval {
 	switch k {
 	case Int:

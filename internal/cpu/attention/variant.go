@@ -38,10 +38,9 @@ func (v *variantRun[F]) sight(b *block, first, end int) int {
 
 // bounds returns the ranges of a block's variables, for the keys [first, end).
 func (b *block) bounds(first, end int, tensors []variant.Tensor) variant.Bounds {
-	between := func(lo, hi int) variant.Interval { return variant.Interval{Lo: float64(lo), Hi: float64(hi)} }
 	return variant.Bounds{
-		Query: between(b.seq.position(b.from), b.seq.position(b.to-1)), Key: between(first, end-1),
-		Head: between(b.head0, b.head0+b.group-1), Sequence: between(b.index, b.index), Tensors: tensors,
+		Query: variant.Between(b.seq.position(b.from), b.seq.position(b.to-1)), Key: variant.Between(first, end-1),
+		Head: variant.Between(b.head0, b.head0+b.group-1), Sequence: variant.Between(b.index, b.index), Tensors: tensors,
 	}
 }
 
@@ -176,7 +175,6 @@ func (p *Plan) CheckTensors(tensors []variant.Tensor) error {
 		}
 		return nil
 	}
-	at := func(lo, hi int) variant.Interval { return variant.Interval{Lo: float64(lo), Hi: float64(max(lo, hi))} }
 	first, last, keys, seqs := math.MaxInt, 0, 1, 1
 	for i := range p.seqs {
 		if s := &p.seqs[i]; s.keys > 0 && s.queries > 0 {
@@ -184,6 +182,6 @@ func (p *Plan) CheckTensors(tensors []variant.Tensor) error {
 		}
 	}
 	return v.CheckTensors(tensors, &variant.Bounds{
-		Query: at(min(first, last), last), Key: at(0, keys-1), Head: at(0, p.g.Heads-1), Sequence: at(0, seqs-1),
+		Query: variant.Between(min(first, last), last), Key: variant.Between(0, keys-1), Head: variant.Between(0, p.g.Heads-1), Sequence: variant.Between(0, seqs-1),
 	})
 }

@@ -11,7 +11,7 @@ import (
 type stepCode uint64
 
 const (
-	noStep stepCode = iota // none
+	noStep stepCode = iota
 	addF
 	subtractF
 	multiplyF
@@ -98,7 +98,7 @@ func stepGo(code uint64, dst, a, b, c *uint32, n int) {
 	}
 }
 
-// step is the fastest function with the contract of stepGo, or nil where the loops of Go are.
+// stepFor returns the fastest function of the tier with the contract of stepGo. It is nil if Go's loops are the fastest.
 func stepFor[F cpu.Real]() func(code uint64, dst, a, b, c *uint32, n int) {
 	if unsafe.Sizeof(F(0)) != 4 {
 		return nil

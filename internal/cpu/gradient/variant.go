@@ -91,10 +91,9 @@ func (w *backwardWorker[F]) hidden(key, n int) bool {
 		p := s.position(w.seq, w.row+r)
 		lo, hi = min(lo, p), max(hi, p)
 	}
-	between := func(lo, hi int) variant.Interval { return variant.Interval{Lo: float64(lo), Hi: float64(hi)} }
 	return w.varied.Sees(&variant.Bounds{
-		Query: between(lo, hi), Key: between(key, key+n-1), Sequence: between(w.seq, w.seq), Tensors: w.varied.Tensors(),
-		Head: between(w.head0+w.row/s.Queries, w.head0+(w.row+w.rows-1)/s.Queries),
+		Query: variant.Between(lo, hi), Key: variant.Between(key, key+n-1), Sequence: variant.Between(w.seq, w.seq), Tensors: w.varied.Tensors(),
+		Head: variant.Between(w.head0+w.row/s.Queries, w.head0+(w.row+w.rows-1)/s.Queries),
 	}) == variant.Never
 }
 
@@ -114,6 +113,9 @@ func (w *backwardWorker[F]) chain(row, end, key, n int) {
 					sums[index[c]] += float64(d) * float64(by[c])
 				}
 			}
+		}
+		if w.run.shape.Variant.Linear() {
+			continue
 		}
 		for c, x := range v.slopes[at+from : at+to] {
 			ds[c] *= x
@@ -213,6 +215,7 @@ func (o *Operands[F]) checkTensors(s *Shape) error {
 			first, keys = min(first, s.position(b, 0)), max(keys, live)
 		}
 	}
-	at := func(lo, hi int) variant.Interval { return variant.Interval{Lo: float64(lo), Hi: float64(hi)} }
-	return s.Variant.CheckTensors(o.Tensors, &variant.Bounds{Query: at(first, keys-1), Key: at(0, keys-1), Head: at(0, s.Heads-1), Sequence: at(0, s.Batch-1)})
+	return s.Variant.CheckTensors(o.Tensors, &variant.Bounds{
+		Query: variant.Between(first, keys-1), Key: variant.Between(0, keys-1), Head: variant.Between(0, s.Heads-1), Sequence: variant.Between(0, s.Batch-1),
+	})
 }
