@@ -296,15 +296,6 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	return l, nil
 }
 
-// format returns the format of a page of a layer. It returns false for a DType that no cache has.
-func (c *CacheConfig) format(layer int) (attn.Format, bool) {
-	t, scales := c.DType, c.scales()
-	if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {
-		t, scales = BFloat16, attn.NoScales
-	}
-	return kvstore.FormatOf(t, scales, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
-}
-
 // maxWindow is the most tokens of each setting of a window, so that the sum of three is an int.
 const maxWindow = 1 << 29
 

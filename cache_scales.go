@@ -49,6 +49,15 @@ func (c *CacheConfig) scales() attn.Scales {
 	return map[Scales]attn.Scales{ScalesByToken: attn.ScalesByToken, ScalesByHead: attn.ScalesByHead, ScalesByPage: attn.ScalesByPage}[c.Scales]
 }
 
+// format returns the format of a page of a layer. It returns false for a DType that no cache has.
+func (c *CacheConfig) format(layer int) (attn.Format, bool) {
+	t, scales := c.DType, c.scales()
+	if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {
+		t, scales = BFloat16, attn.NoScales
+	}
+	return kvstore.FormatOf(t, scales, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
+}
+
 // checkScales checks the settings of scales.
 func (c *CacheConfig) checkScales(op string) error {
 	const group = kvstore.LatentGroup
