@@ -3,6 +3,7 @@ package attention
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -31,6 +32,24 @@ func TestVariants(t *testing.T) {
 			verifySomehow(t, rng, s.Varied(rng, i), 0, 5, 16, 64, 100)
 			if t.Failed() {
 				t.Fatal(entry.Name)
+			}
+		}
+	}
+}
+
+// TestRandomVariants: random expressions in whole attention. Scores are such that their products are finite.
+func TestRandomVariants(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range cputest.Cases(t, 12, 200) {
+		p, err := variant.New(reftest.RandomVariant(rng, false, 1+rng.IntN(2)))
+		if err != nil {
+			continue // too many operations
+		}
+		s := reftest.RandomShape(rng)
+		s.Variant, s.Tensors = p, reftest.RandomTensors(rng, p)
+		for _, check := range []func(*rand.Rand, reftest.Shape, reftest.Inputs, layout, lean.Policy, int, int) error{verify[float32], verify[float64]} {
+			if err := check(rng, s, reftest.Normal, randomLayout(rng), randomPolicy(rng), 1+rng.IntN(8), []int{0, 5, 16, 64}[rng.IntN(4)]); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}
