@@ -167,14 +167,14 @@ func (l *linearRun) widenRow(dst []float32, layer *linearLayer, src unsafe.Point
 		return
 	}
 	scales := unsafe.Add(layer.scales, 4*o*((l.in-1)/l.group+1))
-	for len(dst) > 0 {
+	for at := 0; at < len(dst); { // no pointer leaves the weight, not even behind its last element
 		// Whole groups together, or the rest of one.
-		n, all := min(l.group-k%l.group, len(dst)), 1
+		n, all := min(l.group-(k+at)%l.group, len(dst)-at), 1
 		if n == l.group {
-			all = len(dst) / n
+			all = (len(dst) - at) / n
 		}
-		vector.WidenRows(dst[:all*n], attn.E4M3, src, (*float32)(unsafe.Add(scales, 4*(k/l.group))), n, 1)
-		dst, src, k = dst[all*n:], unsafe.Add(src, all*n), k+all*n
+		vector.WidenRows(dst[at:at+all*n], attn.E4M3, unsafe.Add(src, at), (*float32)(unsafe.Add(scales, 4*((k+at)/l.group))), n, 1)
+		at += all * n
 	}
 }
 
