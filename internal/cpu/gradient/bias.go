@@ -43,9 +43,9 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 	if s.Bias.Heads == 1 {
 		heads = s.Heads
 	}
-	group := s.group()
+	group := s.Group()
 	for b := seq; b < seq+seqs; b++ {
-		live := s.live(b)
+		live := s.Live(b)
 		for h := head; h < head+heads; {
 			w.open(r, b*s.KVHeads+h/group, live)
 			n := 1 // heads with consecutive rows
@@ -81,7 +81,7 @@ func (r *backwardRun[F]) eachRow(seq, head, from, to, first, end int, f func(db 
 func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
 	s := &w.run.shape
 	for row < rows {
-		n := s.blockRows(row, rows)
+		n := blockRows(s, row, rows)
 		w.pack(row, n)
 		if w.extreme() {
 			w.measure()

@@ -2,7 +2,6 @@
 package gradient
 
 import (
-	"math"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -11,22 +10,8 @@ import (
 	"gorgonia.org/leanattention/internal/variant"
 )
 
-// Shape is the shape of a batch of attentions on dense, row-major tensors:
-//
-//	Q, DQ     (Batch, Heads, Queries, Dim)        Out, DOut (Batch, Heads, Queries, ValueDim)
-//	K, DK     (Batch, KVHeads, Keys, Dim)         V, DV     (Batch, KVHeads, Keys, ValueDim)
-//	LSE, DLSE (Batch, Heads, Queries)
-type Shape struct {
-	Batch, Heads, KVHeads int // head h reads KV head h/(Heads/KVHeads)
-	Queries, Keys         int // of every sequence; Keys is the capacity
-	Dim, ValueDim         int
-	Lengths               []int   // live keys of each sequence; nil: Keys
-	QueryLengths          []int   // queries of each sequence; nil: Queries. Rows after them have no gradient
-	Scale                 float64 // factor of q.k
-	attn.Mask
-	attn.Score
-	Workers int // logical workers; 0 chooses. The result does not depend on the number
-}
+// Shape is the problem that Run solves.
+type Shape = attn.Gradient
 
 // Operands are the buffers of Run. Q, K, V, Out and LSE are the operands and results of the forward pass. DOut and
 // DLSE are the gradients of a cost with respect to its results. Run writes the gradients with respect to its operands
@@ -97,7 +82,10 @@ func backward[F cpu.Real](e *cpu.Engine, free *cpu.Spare[backwardRun[F]], s *Sha
 	if err := cpu.CheckTier(); err != nil {
 		return err
 	}
-	if err := s.check(); err != nil {
+	if err := s.Check("backward"); err != nil {
+		return err
+	}
+	if err := Can(s.Mask, s.Score); err != nil {
 		return err
 	}
 	if err := o.check(s); err != nil {
@@ -109,51 +97,6 @@ func backward[F cpu.Real](e *cpu.Engine, free *cpu.Spare[backwardRun[F]], s *Sha
 	}
 	run.forget()
 	free.Put(run)
-	return nil
-}
-
-// check returns the error of an invalid s.
-func (s *Shape) check() error {
-	const op = "backward"
-	switch {
-	case s.Batch < 1 || s.Queries < 1 || s.Keys < 1:
-		return attn.Errorf(op, attn.ErrShape, "a batch of %d with %d queries and %d keys", s.Batch, s.Queries, s.Keys)
-	case s.KVHeads < 1 || s.Heads < 1 || s.Heads%s.KVHeads != 0:
-		return attn.Errorf(op, attn.ErrShape, "%d query heads for %d KV heads", s.Heads, s.KVHeads)
-	case s.Dim < 1 || s.ValueDim < 1:
-		return attn.Errorf(op, attn.ErrShape, "head dim %d, value dim %d", s.Dim, s.ValueDim)
-	case s.Workers < 0:
-		return attn.Errorf(op, attn.ErrShape, "%d workers", s.Workers)
-	case math.IsNaN(s.Scale) || math.IsInf(s.Scale, 0):
-		return attn.Errorf(op, attn.ErrShape, "scale %v", s.Scale)
-	case s.Lengths != nil && len(s.Lengths) != s.Batch:
-		return attn.Errorf(op, attn.ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
-	case s.QueryLengths != nil && len(s.QueryLengths) != s.Batch:
-		return attn.Errorf(op, attn.ErrShape, "%d query lengths for a batch of %d", len(s.QueryLengths), s.Batch)
-	}
-	for b, n := range s.Lengths {
-		if n < 0 || n > s.Keys {
-			return attn.Errorf(op, attn.ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
-		}
-	}
-	for b, n := range s.QueryLengths {
-		if n < 0 || n > s.Queries {
-			return attn.Errorf(op, attn.ErrShape, "query length %d is %d, outside [0, %d]", b, n, s.Queries)
-		}
-	}
-	if err := s.Mask.Check(op); err != nil {
-		return err
-	}
-	if err := s.Score.Check(op, s.Heads); err != nil {
-		return err
-	}
-	if err := Can(s.Mask, s.Score); err != nil {
-		return err
-	}
-	if b := s.Bias; b != (attn.Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {
-		return attn.Errorf(op, attn.ErrShape, "a bias of %d sequences, %d queries and %d keys for %d, %d and %d",
-			b.Sequences, b.Queries, b.Keys, s.Batch, s.Queries, s.Keys)
-	}
 	return nil
 }
 
@@ -192,40 +135,4 @@ func (o *Operands[F]) check(s *Shape) error {
 		return attn.Errorf(op, attn.ErrShape, "%d sinks and gradients for %d of them, %d query heads, sinks: %t", n, len(o.DSinks), s.Heads, s.Sinks)
 	}
 	return nil
-}
-
-func (s *Shape) group() int { return s.Heads / s.KVHeads }
-
-// rows returns the number of query rows of a KV head: those of all heads of its group, one head after the other, as
-// in memory.
-func (s *Shape) rows() int { return s.group() * s.Queries }
-
-// live returns the live keys of sequence b.
-func (s *Shape) live(b int) int {
-	if s.Lengths == nil {
-		return s.Keys
-	}
-	return s.Lengths[b]
-}
-
-// queries returns the queries of sequence b.
-func (s *Shape) queries(b int) int {
-	if s.QueryLengths == nil {
-		return s.Queries
-	}
-	return s.QueryLengths[b]
-}
-
-// position returns the position of a row of a KV head among the live keys of sequence b.
-func (s *Shape) position(b, row int) int {
-	return attn.Position(s.queries(b), s.live(b), row%s.Queries)
-}
-
-// visible returns the live keys [first, end) that a row of a KV head of sequence b sees: none after its queries.
-func (s *Shape) visible(b, row int) (first, end int) {
-	n, i := s.queries(b), row%s.Queries
-	if i >= n {
-		return 0, 0
-	}
-	return s.Mask.Keys(n, s.live(b), i)
 }

@@ -80,7 +80,7 @@ func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	r.cut(heads)
 	n := s.Workers
 	if n == 0 { // five products of the visible scores
-		n = cpu.ThreadsFor(cpu.WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
+		n = cpu.ThreadsFor(cpu.WorkOf(0, 2.5*float64(heads)*float64(s.Rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
 	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks), phaseTensors: 0}
 	if r.chunks > 1 {
@@ -116,9 +116,9 @@ func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 func (r *backwardRun[F]) cut(heads int) {
 	s := &r.shape
 	n, block := s.Keys, chunkKeys
-	r.partSize = s.rows() * s.Dim
+	r.partSize = s.Rows() * s.Dim
 	if size := s.Keys * (s.Dim + s.ValueDim); size < r.partSize {
-		r.byRows, r.partSize, n, block = true, size, s.rows(), chunkRows
+		r.byRows, r.partSize, n, block = true, size, s.Rows(), chunkRows
 	} else {
 		r.byRows = false
 	}
@@ -163,7 +163,7 @@ func piece[F cpu.Real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] 
 // sum adds the partial sums of a KV head, in the order of the chunks.
 func (r *backwardRun[F]) sum(head int) {
 	s, o := &r.shape, &r.ops
-	live := s.live(head / s.KVHeads)
+	live := s.Live(head / s.KVHeads)
 	for c := 1; c < r.chunks; c++ {
 		p := r.part(head, c)
 		if !r.byRows {
@@ -182,9 +182,9 @@ func (r *backwardRun[F]) sum(head int) {
 func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 	s := &r.shape
 	head, c := unit/r.chunks, unit%r.chunks
-	live := s.live(head / s.KVHeads)
+	live := s.Live(head / s.KVHeads)
 	w.open(r, head, live)
-	first, end, row, rows := 0, s.Keys, 0, s.rows()
+	first, end, row, rows := 0, s.Keys, 0, s.Rows()
 	from := c * r.chunkSize
 	if r.byRows {
 		row, rows = from, min(from+r.chunkSize, rows)
@@ -208,7 +208,7 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		return
 	}
 	for row < rows {
-		n := s.blockRows(row, rows)
+		n := blockRows(s, row, rows)
 		w.pack(row, n)
 		if w.extreme() {
 			w.measure()
@@ -226,7 +226,7 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 
 // blockRows returns how many rows of a KV head, before end, form a block from the given row on: a part of the rows of
 // a head, or the rows of several heads, so that the rows of a block see about the same keys.
-func (s *Shape) blockRows(row, end int) int {
+func blockRows(s *Shape, row, end int) int {
 	n := end - row
 	if s.Queries < backwardRows {
 		return min(n, backwardRows/s.Queries*s.Queries)
@@ -300,19 +300,19 @@ func (w *backwardWorker[F]) prepare(s *Shape) {
 // open makes a KV head the worker's.
 func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	s, o := &r.shape, &r.ops
-	w.run, w.seq, w.live, w.head0 = r, head/s.KVHeads, live, head%s.KVHeads*s.group()
-	w.q, w.lse = piece(o.Q, head, s.rows()*s.Dim), piece(o.LSE, head, s.rows())
+	w.run, w.seq, w.live, w.head0 = r, head/s.KVHeads, live, head%s.KVHeads*s.Group()
+	w.q, w.lse = piece(o.Q, head, s.Rows()*s.Dim), piece(o.LSE, head, s.Rows())
 	w.k, w.dk = piece(o.K, head, s.Keys*s.Dim), piece(o.DK, head, s.Keys*s.Dim)
-	w.dqs = piece(o.DQ, head, s.rows()*s.Dim)
+	w.dqs = piece(o.DQ, head, s.Rows()*s.Dim)
 	w.v, w.dv, w.out, w.dout, w.dlse = nil, nil, nil, nil, nil
 	w.rule = dropout.Rule{}
 	if o.DOut != nil {
 		w.rule = dropout.Of(s.Dropout, o.Seed) // the log-sum-exp has no dropout
 		w.v, w.dv = piece(o.V, head, s.Keys*s.ValueDim), piece(o.DV, head, s.Keys*s.ValueDim)
-		w.out, w.dout = piece(o.Out, head, s.rows()*s.ValueDim), piece(o.DOut, head, s.rows()*s.ValueDim)
+		w.out, w.dout = piece(o.Out, head, s.Rows()*s.ValueDim), piece(o.DOut, head, s.Rows()*s.ValueDim)
 	}
 	if o.DLSE != nil {
-		w.dlse = piece(o.DLSE, head, s.rows())
+		w.dlse = piece(o.DLSE, head, s.Rows())
 	}
 	w.openVariant()
 }
@@ -326,7 +326,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 	scale := s.Scale * lean.Log4E
 	for i := range n {
 		r := row + i
-		from, sees := s.visible(w.seq, r)
+		from, sees := s.Visible(w.seq, r)
 		if w.lse[r] == F(math.Inf(-1)) {
 			from, sees = 0, 0
 		}
@@ -541,7 +541,7 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 			vector.Cap(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
-			vector.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.seq, w.row+r)), nil)
+			vector.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.Position(w.seq, w.row+r)), nil)
 		}
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key

@@ -19,7 +19,7 @@ func (r *backwardRun[F]) sink(head int) F {
 	var sum float64
 	for b := range s.Batch {
 		first := (b*s.Heads + head) * s.Queries
-		for row := first; row < first+s.queries(b); row++ {
+		for row := first; row < first+s.QueriesOf(b); row++ {
 			sum -= math.Exp(min(sink-float64(o.LSE[row]), 0)) * o.off(row, s.ValueDim)
 		}
 	}

@@ -60,7 +60,7 @@ func (w *backwardWorker[F]) vary(r, head, key, n, from int, scores []F) {
 		})
 	}
 	count, at := len(scores), r*w.stride+from
-	v.Row(s.position(w.seq, w.row+r), head, scores, true)
+	v.Row(s.Position(w.seq, w.row+r), head, scores, true)
 	copy(v.slopes[at:], v.Floats(s.Variant.Slope, count))
 	partials := s.Variant.Partials
 	if w.run.phase != phaseTensors {
@@ -88,7 +88,7 @@ func (w *backwardWorker[F]) hidden(key, n int) bool {
 	}
 	lo, hi := math.MaxInt, math.MinInt
 	for r := range w.rows {
-		p := s.position(w.seq, w.row+r)
+		p := s.Position(w.seq, w.row+r)
 		lo, hi = min(lo, p), max(hi, p)
 	}
 	return w.varied.Sees(&variant.Bounds{
@@ -148,11 +148,11 @@ func (r *backwardRun[F]) tensors(w *backwardWorker[F], unit int) {
 	tasks := s.Batch * s.KVHeads * r.tensorParts
 	for task := unit; task < tasks; task += len(r.tensorSums) {
 		head, part := task/r.tensorParts, task%r.tensorParts
-		live := s.live(head / s.KVHeads)
+		live := s.Live(head / s.KVHeads)
 		w.open(r, head, live)
 		w.sums = r.tensorSums[unit]
-		for row, end := s.rows()*part/r.tensorParts, s.rows()*(part+1)/r.tensorParts; row < end; {
-			n := s.blockRows(row, end)
+		for row, end := s.Rows()*part/r.tensorParts, s.Rows()*(part+1)/r.tensorParts; row < end; {
+			n := blockRows(s, row, end)
 			w.pack(row, n)
 			if w.extreme() {
 				w.measure()
@@ -211,8 +211,8 @@ func (o *Operands[F]) checkTensors(s *Shape) error {
 	}
 	first, keys := 0, 1
 	for b := range s.Batch {
-		if live := s.live(b); live > 0 && s.queries(b) > 0 {
-			first, keys = min(first, s.position(b, 0)), max(keys, live)
+		if live := s.Live(b); live > 0 && s.QueriesOf(b) > 0 {
+			first, keys = min(first, s.Position(b, 0)), max(keys, live)
 		}
 	}
 	return s.Variant.CheckTensors(o.Tensors, &variant.Bounds{
