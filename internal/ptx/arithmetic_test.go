@@ -388,6 +388,12 @@ func TestFloats(t *testing.T) {
 			return bits32(f)
 		}},
 		{"div.rn.f32 %d32, %a32, %b32", quotient}, {"div.approx.f32 %d32, %a32, %b32", quotient}, {"div.full.f32 %d32, %a32, %b32", quotient},
+		{"min.NaN.f32 %d32, %a32, %b32", two(func(x, y float32) float32 {
+			if x != x || y != y {
+				return float32(math.NaN())
+			}
+			return narrow(math.Min)(x, y)
+		})},
 		{"min.f32 %d32, %a32, %b32", two(narrow(math.Min))}, {"max.f32 %d32, %a32, %b32", two(narrow(math.Max))},
 		{"max.ftz.f32 %d32, %a32, %b32", two(func(x, y float32) float32 { return flush(narrow(math.Max)(flush(x), flush(y))) })},
 		{"neg.f32 %d32, %a32", func(a, _, _, _ uint64) uint64 { return a ^ 1<<31 }},

@@ -42,6 +42,14 @@ type Gradients struct {
 // product rule. The error of a sum of n terms is at most the sum of the terms' errors plus u (n+12) times the
 // sum of the terms' absolute values. This bound covers any order of summation, straight or in blocks, and
 // some more factors.
+//
+// With a coarser format P of tensor cores, the products' operands p_j z_j and ds_j are rounded to P. In float16, which has few
+// exponents, they have factors: p is multiplied by 2^15, and ds by the power of two that makes the bound B of its KV head's
+// numbers less than 2^15 and at least 2^14. So their absolute errors are at most 2^-40 and 2^-39 B, with
+//
+//	B = 2 max_j |v_j| max_i sum |dO_i| + max |dLSE|
+//
+// With a coarser Out, results are rounded to Out.
 func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradients {
 	g := &Gradients{
 		Shape: c.Shape,
@@ -121,6 +129,8 @@ type backward struct {
 	dO, dLSE []float64
 	seq, kv  int
 
+	uP, leastP, leastDS float64 // errors of operands of format P: relative, and absolute of p and ds
+
 	// Sums of the absolute values of the terms of dk and dv, for the error bounds.
 	dkAbs, dvAbs []float64
 
@@ -142,6 +152,12 @@ func (b *backward) run() {
 	c := b.c
 	b.dkAbs, b.dvAbs = make([]float64, c.Keys[b.seq]*c.Dim), make([]float64, c.Keys[b.seq]*c.ValueDim)
 	group := c.Heads / c.KVHeads
+	if b.p.P.Unit() > b.p.Acc.Unit() {
+		b.uP = b.p.P.Unit()
+		if b.p.P == Float16 {
+			b.leastP, b.leastDS = 0x1p-40, 0x1p-39*b.bound()
+		}
+	}
 	for h := b.kv * group; h < (b.kv+1)*group; h++ {
 		for pos := range c.Queries[b.seq] {
 			b.row(pos, h)
@@ -156,6 +172,47 @@ func (b *backward) run() {
 		}
 		for i := range c.ValueDim {
 			b.key(b.g.DVBound, j, c.ValueDim)[i] += chain*b.dvAbs[j*c.ValueDim+i] + b.p.Acc.Tiny()
+		}
+		b.p.store(b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim))
+		b.p.store(b.key(b.g.DV, j, c.ValueDim), b.key(b.g.DVBound, j, c.ValueDim))
+	}
+}
+
+// bound returns B of the KV head.
+func (b *backward) bound() float64 {
+	c := b.c
+	group := c.Heads / c.KVHeads
+	var value, rowSum, dLSE float64
+	for j := range c.Keys[b.seq] {
+		for _, x := range b.key(c.V, j, c.ValueDim) {
+			value = max(value, math.Abs(x))
+		}
+	}
+	for pos := range c.Queries[b.seq] {
+		for h := b.kv * group; h < (b.kv+1)*group; h++ {
+			at, sum := (sum(c.Queries[:b.seq])+pos)*c.Heads+h, 0.0
+			if b.dO != nil {
+				for _, x := range b.dO[at*c.ValueDim : (at+1)*c.ValueDim] {
+					sum += math.Abs(x)
+				}
+			}
+			if rowSum = max(rowSum, sum); b.dLSE != nil {
+				dLSE = max(dLSE, math.Abs(b.dLSE[at]))
+			}
+		}
+	}
+	return 2*value*rowSum + dLSE
+}
+
+// store adds the rounding of stored numbers to their bounds.
+func (p *Precision) store(x, bound []float64) {
+	if p.Out.Unit() <= p.Acc.Unit() {
+		return
+	}
+	for i, v := range x {
+		most := math.Abs(v) + bound[i]
+		if bound[i] += p.Out.Unit() * (most + p.Out.Tiny()); most+bound[i] > p.Out.Largest() {
+			bound[i] = math.Inf(1)
 		}
 	}
 }
@@ -248,6 +305,9 @@ func (b *backward) row(pos, head int) {
 			ds, dsErr = ds*slope, dsErr*(slope+slopeErr)+math.Abs(ds)*(slopeErr+2*u)
 		}
 
+		dsErr += b.uP*(math.Abs(ds)+dsErr) + b.leastDS
+		wErr += b.uP*(w+wErr) + b.leastP
+
 		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)
 		dkAbs, k, dq, dqBound, qAbs := b.dkAbs[j*c.Dim:][:len(q)], k[:len(q)], dq[:len(q)], dqBound[:len(q)], b.qAbs[:len(q)]
 		dk, dkBound = dk[:len(q)], dkBound[:len(q)]
@@ -274,6 +334,7 @@ func (b *backward) row(pos, head int) {
 		dq[i] *= c.Scale
 		dqBound[i] = dqBound[i]*math.Abs(c.Scale) + b.p.Acc.Tiny()
 	}
+	b.p.store(dq, dqBound)
 }
 
 // sink adds the contribution of output row at to the sink of its head. The sink acts as a score with the
