@@ -40,6 +40,13 @@
 // launches. The prefill launch does not wait for the decode launch, and each uses some of the multiprocessors.
 // [Plan.Build] chooses by cost (choice.go).
 //
+// # Gradients
+//
+// A [Backward] computes gradients (backward.go), without a plan: thread blocks take keys in the order of a ticket.
+//
+//   - Operands: float16 or bfloat16, of one type. Head dims: multiples of 8 up to 128.
+//   - Causal masks and lengths. Other features are errors.
+//
 // # A plan's table
 //
 // Kernels read the lists of a plan from one table on the GPU, copied once a step. Each part of a plan (plan.go,

@@ -3,11 +3,14 @@
 package attention
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -169,3 +172,42 @@ func TestEmulatedCopiesBefore(t *testing.T) {
 }
 
 func TestEmulatedParts(t *testing.T) { testParts(t, emulatedGPU(t, 5), 30) }
+
+func TestEmulatedBackward(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	testBackward(t, m, reftest.Cases(t, 4, 40), 150_000, 200)
+	testBackwardBits(t, m, 2, 150)
+}
+
+// Each driver call of gradients fails once: the error is returned, nothing leaks, and a second try works.
+func TestEmulatedBackwardFailures(t *testing.T) {
+	m, lib := emulatedDriver(t, 3)
+	s := lib.State()
+	shape := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{5}, Keys: []int{9}}
+	b := m.newBackward(t, reftest.Rand(t), shape, reftest.Normal, attn.BFloat16, costs{out: true}, 1)
+	m.runBackward(t, b)
+	before := s.Calls
+	live := func() error {
+		w, err := m.engine.NewBackward(&b.shape, b.kv)
+		if err != nil {
+			return err
+		}
+		return w.Run(m.Stream, &b.ops)
+	}
+	noError(t, live())
+	calls := s.Calls - before
+	if calls < 3 {
+		t.Fatalf("%d calls", calls)
+	}
+	for i := range calls {
+		s.FailWith, s.FailAt = 700, s.Calls+1+i
+		err := live()
+		s.FailAt = 0
+		if failed := (*cuda.Error)(nil); !errors.As(err, &failed) && (err != nil || !strings.HasPrefix(s.Failed(), "cuCtxPop")) {
+			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
+		}
+		m.runBackward(t, b)
+		b.check(t)
+	}
+	b.close(t)
+}

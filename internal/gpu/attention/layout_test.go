@@ -52,6 +52,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"HOPPER_ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) HOPPER_ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)",
 			"ROW_ATTENTION(lean_f16_64_row, AsF16, false) ROW_ATTENTION(lean_bf16_64_row, AsBF16, false) ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true) ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)",
 		},
+		"attn_backward.cuh": {
+			"KEYS = WARPS * 16,", "static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; static constexpr int STAGE = 2 * ROW + ROWS * 8; static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;",
+		},
+		"backward.cu": {
+			"#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL) #define STEP 64, 2 #else #define STEP 32, 1 #endif", // backwardTable
+			"T, 2, 64, 8, 32, 2)", "T, 1, 128, 8, STEP)",
+		},
 		"attn_prefill_rows.cuh": {
 			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
 				"static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
@@ -128,6 +135,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_variant.cuh", "ScoreParams", scoreParams{}},
 		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
+		{"kernels/attn_backward.cuh", "BackwardParams", backwardParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},
 		{"kernels/attn_rotary.cuh", "RotaryAppendParams", rotaryParams{}},

@@ -1,0 +1,243 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Gradients of attention (kernels/attn_backward.cuh). A launch of rows computes D and writes the zeros of rows that see no
+// key. In the launch after it, a thread block has some keys of a KV head.
+
+const backwardUnit = "backward"
+
+// backwardKernel is a line of the table: the kernels for head dims up to dim.
+type backwardKernel struct {
+	dim          int
+	capability   versions
+	rows, stages int // of a query block: rows, and query blocks in shared memory
+}
+
+var backwardTable = []backwardKernel{
+	{64, ampere, 32, 2},
+	{128, largeShared, 64, 2},
+	{128, hopper, 64, 2},
+	{128, smallShared, 32, 1},
+}
+
+const (
+	backwardKeys        = 128 // of a thread block
+	backwardThreads     = 256
+	backwardRowsThreads = 256
+)
+
+// canBackward lists what the kernels support. Workers do not change gradients.
+var canBackward = attn.Can{Name: "gradients on GPUs", Features: attn.Causal | attn.SetWorkers, KV: gpu.Halves}
+
+// shared returns the bytes of shared memory.
+func (k *backwardKernel) shared() int {
+	return 2*backwardKeys*k.dim*2 + backwardKeys*128 + k.stages*(2*k.rows*k.dim*2+k.rows*8) + 16
+}
+
+// backwardParams is struct BackwardParams.
+type backwardParams struct {
+	q, k, v, out, outGrad, lse, lseGrad, dq, dk, dv           uint64 // addresses
+	lengths, counters, rows, sums                             uint64
+	batch, kvHeads, group, queries, keys, dim, blocks, causal int32
+	scale                                                     float32
+	_                                                         [4]byte
+}
+
+// Backward is a batch of attentions whose gradients are computed. Its workspace begins with a table.
+type Backward struct {
+	engine                      *Engine
+	shape                       attn.Gradient
+	kv                          attn.DType
+	kernel                      *backwardKernel
+	rowsFunction, function      *cuda.Function
+	blocks                      int // query blocks of a head
+	counters, rows, sums, bytes int64
+}
+
+// BackwardOperands is the memory of a [Backward], in the layout of [attn.Gradient]. LSE and DLSE are float32. DOut without a
+// buffer means 0, and so does DLSE. Without DOut, V, Out and DV are unused.
+type BackwardOperands struct {
+	Q, K, V, Out, LSE, DOut, DLSE gpu.Memory
+	DQ, DK, DV                    gpu.Memory
+	Workspace                     gpu.Bytes // Bytes long; begins with Table
+}
+
+// CanBackward returns an error if no GPU computes the gradients of s with operands of type kv. Errors wrap attn.ErrShape,
+// attn.ErrDType and attn.ErrUnsupported.
+func CanBackward(op string, s *attn.Gradient, kv attn.DType) error {
+	if err := s.Check(op); err != nil {
+		return err
+	}
+	if err := canBackward.Do(op, &attn.Problem{
+		Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.Dim, ValueDim: s.ValueDim, Mask: s.Mask, Score: s.Score, Workers: s.Workers,
+		Pages: attn.Separate(kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{}),
+	}); err != nil {
+		return err
+	}
+	most := backwardTable[len(backwardTable)-1].dim
+	switch rows := attn.Product(s.Batch, s.Heads, s.Queries+64); {
+	case s.Dim%8 != 0 || s.Dim > most:
+		return gpu.Errorf(op, attn.ErrUnsupported, "%s: head dim %d: kernels have multiples of 8 up to %d", canBackward.Name, s.Dim, most)
+	case rows > math.MaxInt32/2 || attn.Product(s.Batch, s.KVHeads, s.Keys) > math.MaxInt32/2:
+		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a batch of %d with %d heads, %d queries and %d keys: kernels have at most 2^30 rows", canBackward.Name, s.Batch, s.Heads, s.Queries, s.Keys)
+	}
+	return nil
+}
+
+// NewBackward checks s, and loads the kernels. Errors: those of [CanBackward], and the driver's.
+func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error) {
+	const op = "backward"
+	if e.closed.Load() {
+		return nil, gpu.Errorf(op, cuda.ErrClosed, "the engine")
+	}
+	if err := CanBackward(op, s, kv); err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(backwardTable, func(k backwardKernel) bool { return s.Dim <= k.dim && k.capability.have(e.info.Capability) })
+	if i < 0 {
+		return nil, gpu.Errorf(op, attn.ErrUnsupported, "%s of compute capability %d", canBackward.Name, e.info.Capability)
+	}
+	b := &Backward{engine: e, shape: *s, kv: kv, kernel: &backwardTable[i]}
+	k := b.kernel
+	if need := k.shared(); need > e.info.SharedPerBlockMost {
+		return nil, gpu.Errorf(op, attn.ErrUnsupported, "%s: head dim %d needs %d bytes of shared memory; the GPU has %d", canBackward.Name, s.Dim, need, e.info.SharedPerBlockMost)
+	}
+	if err := b.load(); err != nil {
+		return nil, err
+	}
+	b.blocks = attn.Ceil(s.Queries, k.rows)
+	queryBlocks := int64(s.Batch) * int64(s.Heads) * int64(b.blocks)
+	align := func(n int64) int64 { return (n + 255) / 256 * 256 }
+	b.counters = align(int64(s.Batch) * 8)
+	b.rows = align(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+queryBlocks))
+	b.sums = align(b.rows + queryBlocks*int64(k.rows)*8)
+	b.bytes = b.sums
+	if s.Keys > backwardKeys { // with one key block, dq needs no sums
+		b.bytes += queryBlocks * int64(k.rows) * int64(k.dim) * 4
+	}
+	return b, nil
+}
+
+func (b *Backward) load() (err error) {
+	e := b.engine
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	m, err := gpu.Module(e.dev, backwardUnit)
+	if err != nil {
+		return err
+	}
+	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_rows_%s_%d", gpu.Name(b.kv), b.kernel.rows)); err != nil {
+		return err
+	}
+	b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_%s_%d", gpu.Name(b.kv), b.kernel.dim))
+	return err
+}
+
+// Bytes returns the size of the workspace.
+func (b *Backward) Bytes() int64 { return b.bytes }
+
+// Table returns the beginning of the workspace: queries and keys of each sequence.
+func (b *Backward) Table() []byte {
+	table := make([]int32, 0, 2*b.shape.Batch)
+	for i := range b.shape.Batch {
+		table = append(table, int32(b.shape.QueriesOf(i)), int32(b.shape.Live(i)))
+	}
+	return gpu.BytesOf(table)
+}
+
+// check returns an error if the operands do not fit.
+func (b *Backward) check(o *BackwardOperands) error {
+	const op = "backward"
+	s, out := &b.shape, o.DOut.Buffer != nil
+	for _, x := range []struct {
+		name   string
+		of     *gpu.Memory
+		n      int
+		unused bool
+	}{
+		{"q", &o.Q, attn.Product(s.Batch, s.Heads, s.Queries, s.Dim), false},
+		{"k", &o.K, attn.Product(s.Batch, s.KVHeads, s.Keys, s.Dim), false},
+		{"v", &o.V, attn.Product(s.Batch, s.KVHeads, s.Keys, s.Dim), !out},
+		{"out", &o.Out, attn.Product(s.Batch, s.Heads, s.Queries, s.Dim), !out},
+		{"the gradient of out", &o.DOut, attn.Product(s.Batch, s.Heads, s.Queries, s.Dim), !out},
+		{"dq", &o.DQ, attn.Product(s.Batch, s.Heads, s.Queries, s.Dim), false},
+		{"dk", &o.DK, attn.Product(s.Batch, s.KVHeads, s.Keys, s.Dim), false},
+		{"dv", &o.DV, attn.Product(s.Batch, s.KVHeads, s.Keys, s.Dim), !out},
+	} {
+		if x.unused {
+			if x.of.Buffer != nil {
+				return gpu.Errorf(op, attn.ErrShape, "%s without a gradient of out", x.name)
+			}
+			continue
+		}
+		if x.of.DType != b.kv {
+			return gpu.Errorf(op, attn.ErrDType, "%s is %v; it must be %v", x.name, x.of.DType, b.kv)
+		}
+		if err := x.of.Check(op, x.name, x.n); err != nil {
+			return err
+		}
+	}
+	rows := attn.Product(s.Batch, s.Heads, s.Queries)
+	if err := o.LSE.CheckFloats(op, "lse", rows); err != nil {
+		return err
+	}
+	if err := o.DLSE.CheckOptional(op, "the gradient of lse", rows); err != nil {
+		return err
+	}
+	return o.Workspace.Check(op, "the workspace", int(b.bytes), 1)
+}
+
+// Run queues the gradients, after the table has been copied to the workspace. The bits are the same on every run.
+func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
+	if err := b.check(o); err != nil {
+		return err
+	}
+	s, k, w := &b.shape, b.kernel, &o.Workspace
+	p := backwardParams{
+		q: o.Q.Address(), k: o.K.Address(), v: o.V.AddressOr0(), out: o.Out.AddressOr0(), outGrad: o.DOut.AddressOr0(),
+		lse: o.LSE.Address(), lseGrad: o.DLSE.AddressOr0(), dq: o.DQ.Address(), dk: o.DK.Address(), dv: o.DV.AddressOr0(),
+		lengths: w.Address(), counters: w.Address() + uint64(b.counters), rows: w.Address() + uint64(b.rows), sums: w.Address() + uint64(b.sums),
+		batch: int32(s.Batch), kvHeads: int32(s.KVHeads), group: int32(s.Group()), queries: int32(s.Queries), keys: int32(s.Keys),
+		dim: int32(s.Dim), blocks: int32(b.blocks), scale: float32(s.Scale),
+	}
+	if s.Causal {
+		p.causal = 1
+	}
+	if err := stream.Set(w.Buffer, w.Offset+b.counters, 0, b.rows-b.counters); err != nil {
+		return err
+	}
+	warps := s.Batch * s.Heads * b.blocks * k.rows
+	if b.kv == attn.Float16 { // the rows of values, too
+		warps += s.Batch * s.KVHeads * s.Keys
+	}
+	var args cuda.Args
+	for _, x := range []struct {
+		*cuda.Function
+		cuda.Grid
+	}{
+		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}},
+		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, backwardKeys)}, Threads: [3]int{backwardThreads}, Shared: k.shared()}},
+	} {
+		args.Reset()
+		cuda.Struct(&args, &p)
+		args.Hold(w.Buffer)
+		for _, m := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV} {
+			if m.Buffer != nil {
+				args.Hold(m.Buffer)
+			}
+		}
+		if err := x.Launch(stream, x.Grid, &args); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package attention
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// backwardCase is a case in a machine's memory, with the gradients of a cost. Rows and keys beyond lengths are NaN.
+type backwardCase struct {
+	*reftest.Case
+	shape attn.Gradient
+	kv    attn.DType
+	ops   BackwardOperands
+	want  *reftest.Gradients
+	tail  gpu.Memory // behind the workspace
+}
+
+// costs says which results a cost depends on.
+type costs struct{ out, lse bool }
+
+func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in reftest.Inputs, kv attn.DType, of costs, size float64) *backwardCase {
+	t.Helper()
+	format := enginetest.Format(kv)
+	c := reftest.New(rng, s, in, format, format)
+	queries, keys := max(slices.Max(s.Queries), 1)+rng.IntN(2), max(slices.Max(s.Keys), 1)+rng.IntN(2)
+	b := &backwardCase{Case: c, kv: kv, shape: attn.Gradient{
+		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: queries, Keys: keys, QueryLengths: s.Queries, Lengths: s.Keys,
+		Dim: s.Dim, ValueDim: s.Dim, Scale: c.Scale, Mask: s.Mask,
+	}}
+	p := reftest.Precision{Acc: reftest.Float32, P: format, Out: format}
+	forward := c.Reference(p)
+	noisy := func(wanted bool, n int, f reftest.Format) []float64 {
+		if !wanted {
+			return nil
+		}
+		x := make([]float64, n)
+		for i := range x {
+			x[i] = f.Round(size * rng.NormFloat64())
+		}
+		return x
+	}
+	dO, dLSE := noisy(of.out, len(forward.O), format), noisy(of.lse, len(forward.LSE), reftest.Float32)
+	b.want = c.Backward(p, forward, dO, dLSE)
+	put := func(x []float64, d attn.DType) gpu.Memory {
+		memory := make([]byte, len(x)*d.Size())
+		for i, v := range x {
+			enginetest.Put(memory, i, d, v)
+		}
+		return m.Put(t, memory, d)
+	}
+	rows := func(x []float64, dim int, d attn.DType) gpu.Memory { // tokens x heads to heads x tokens
+		if x == nil {
+			return gpu.Memory{}
+		}
+		other := *c
+		other.Q, other.Dim = x, dim
+		return put(other.DenseQ(queries), d)
+	}
+	o := &b.ops
+	o.Q, o.K, o.LSE, o.DLSE = rows(c.Q, s.Dim, kv), put(c.DenseK(keys), kv), rows(forward.LSE, 1, attn.Float32), rows(dLSE, 1, attn.Float32)
+	o.DQ, o.DK = gpu.Memory{DType: kv, Len: o.Q.Len}, gpu.Memory{DType: kv, Len: o.K.Len}
+	if of.out {
+		o.V, o.Out, o.DOut = put(c.DenseV(keys), kv), rows(forward.O, s.Dim, kv), rows(dO, s.Dim, kv)
+		o.DV = gpu.Memory{DType: kv, Len: o.V.Len}
+	}
+	return b
+}
+
+// results are the gradients' memory.
+func (b *backwardCase) results() []*gpu.Memory {
+	all := []*gpu.Memory{&b.ops.DQ, &b.ops.DK, &b.ops.DV}
+	if b.ops.DOut.Buffer == nil {
+		all = all[:2]
+	}
+	return all
+}
+
+// run computes the gradients over poisoned results and a poisoned workspace, and returns their bytes.
+func (m *machine) runBackward(t testing.TB, b *backwardCase) (all []byte) {
+	t.Helper()
+	w, err := m.engine.NewBackward(&b.shape, b.kv)
+	noError(t, err)
+	for _, x := range b.results() {
+		m.Poison(t, x)
+	}
+	const after = 64
+	workspace := bytes.Repeat([]byte{0xff}, int(w.Bytes())+after)
+	copy(workspace, w.Table())
+	if b.tail.Buffer == nil {
+		b.tail = m.Put(t, workspace, attn.Float16)
+	} else {
+		noError(t, b.tail.Buffer.Upload(b.tail.Offset, workspace))
+	}
+	b.ops.Workspace = gpu.Bytes{Buffer: b.tail.Buffer, Offset: b.tail.Offset}
+	noError(t, w.Run(m.Stream, &b.ops))
+	m.Settle(t)
+	if tail := enginetest.Read(t, &b.tail)[w.Bytes():]; !bytes.Equal(tail, workspace[w.Bytes():]) {
+		t.Fatalf("%v: memory behind the workspace has changed", b)
+	}
+	for _, x := range b.results() {
+		all = append(all, enginetest.Read(t, x)...)
+	}
+	return all
+}
+
+func (b *backwardCase) String() string {
+	return fmt.Sprintf("%v of %v, capacity %d and %d", b.Shape, b.kv, b.shape.Queries, b.shape.Keys)
+}
+
+// check compares the gradients with the reference. Those beyond lengths are 0.
+func (b *backwardCase) check(t testing.TB) {
+	t.Helper()
+	s := &b.shape
+	for i, x := range []struct {
+		name        string
+		want, bound []float64
+		heads, rows int
+		live        []int
+	}{
+		{"dq", b.want.DQ, b.want.DQBound, s.Heads, s.Queries, b.Queries},
+		{"dk", b.want.DK, b.want.DKBound, s.KVHeads, s.Keys, b.Keys},
+		{"dv", b.want.DV, b.want.DVBound, s.KVHeads, s.Keys, b.Keys},
+	}[:len(b.results())] {
+		memory := enginetest.Read(t, b.results()[i])
+		var got []float64
+		for seq, live := range x.live {
+			for pos := range x.rows {
+				for h := range x.heads {
+					for c := range s.Dim {
+						v := enginetest.Get(memory, ((seq*x.heads+h)*x.rows+pos)*s.Dim+c, b.kv)
+						if pos < live {
+							got = append(got, v)
+						} else if v != 0 {
+							t.Fatalf("%v: %s of sequence %d at %d, beyond its length, is %v", b, x.name, seq, pos, v)
+						}
+					}
+				}
+			}
+		}
+		if err := reftest.Compare(got, x.want, x.bound, len(got)/x.heads/s.Dim, x.heads, s.Dim); err != nil {
+			t.Errorf("%v: %s: %v", b, x.name, err)
+		}
+	}
+}
+
+func (b *backwardCase) close(t testing.TB) {
+	t.Helper()
+	o := &b.ops
+	for _, x := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV, &b.tail} {
+		if x.Buffer != nil {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+// testBackward runs random problems.
+func testBackward(t *testing.T, m *machine, n, work, longest int) {
+	rng := reftest.Rand(t)
+	for i := range n {
+		kv := gpu.Halves[i%2]
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+		s.Dim = enginetest.Pick(rng, 64, 128, 128, 64, 8, 40, 72, 96)
+		s.ValueDim, s.Heads = s.Dim, s.KVHeads*enginetest.Pick(rng, 1, 1, 2, 3)
+		s.Scale = enginetest.Pick(rng, 0, 0, 0, .3, -.2, 0.)
+		for s.Queries == nil {
+			total := 0
+			for range enginetest.Pick(rng, 1, 1, 2, 3) {
+				s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 17, 31, 32, 33, 63, 64, 65, 129, rng.IntN(longest)))
+				s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 16, 17, 64, 127, 128, 129, 257, rng.IntN(longest)))
+				total += (s.Queries[len(s.Queries)-1] + 64) * (s.Keys[len(s.Keys)-1] + 128) * s.Heads
+			}
+			if total > work {
+				s.Queries, s.Keys = nil, nil
+			}
+		}
+		in := enginetest.Pick(rng, reftest.Normal, reftest.Normal, reftest.Peaked, reftest.Constant, reftest.Extreme, reftest.Huge)
+		of := enginetest.Pick(rng, costs{out: true}, costs{out: true}, costs{lse: true}, costs{out: true, lse: true})
+		b := m.newBackward(t, rng, s, in, kv, of, enginetest.Pick(rng, 1, 1e-3, 50))
+		first := m.runBackward(t, b)
+		if b.check(t); t.Failed() {
+			t.Fatalf("case %d, %v inputs, %+v", i, in, of)
+		}
+		if again := m.runBackward(t, b); !bytes.Equal(again, first) {
+			t.Fatalf("case %d, %v: other bits in the second run", i, b)
+		}
+		b.close(t)
+	}
+}
+
+// testBackwardBits runs one problem with many key blocks many times.
+func testBackwardBits(t *testing.T, m *machine, runs, tokens int) {
+	rng := reftest.Rand(t)
+	for i, causal := range []bool{true, false} {
+		s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64 << i, ValueDim: 64 << i, Queries: []int{tokens, tokens / 3}, Keys: []int{tokens, tokens}, Mask: attn.Mask{Causal: causal}}
+		b := m.newBackward(t, rng, s, reftest.Normal, gpu.Halves[i], costs{out: true}, 1)
+		first := m.runBackward(t, b)
+		b.check(t)
+		for run := range runs - 1 {
+			if again := m.runBackward(t, b); !bytes.Equal(again, first) {
+				t.Fatalf("%v: other bits in run %d", b, run+1)
+			}
+		}
+		b.close(t)
+	}
+}
+
+// What kernels do not compute is refused by name, before anything is queued.
+func TestCanBackward(t *testing.T) {
+	good := attn.Gradient{Batch: 2, Heads: 4, KVHeads: 2, Queries: 9, Keys: 20, Dim: 72, ValueDim: 72, Scale: 1, Mask: attn.Mask{Causal: true}, Workers: 3}
+	noError(t, CanBackward("x", &good, attn.BFloat16))
+	for text, change := range map[string]func(g *attn.Gradient){
+		"a window of 5 keys":                   func(g *attn.Gradient) { g.Window = 5 },
+		"a soft cap":                           func(g *attn.Gradient) { g.Cap = 3 },
+		"values of 64 elements and keys of 72": func(g *attn.Gradient) { g.ValueDim = 64 },
+		"head dim 136":                         func(g *attn.Gradient) { g.Dim, g.ValueDim = 136, 136 },
+		"head dim 60":                          func(g *attn.Gradient) { g.Dim, g.ValueDim = 60, 60 },
+		"sinks":                                func(g *attn.Gradient) { g.Sinks = true },
+		"at most 2^30 rows":                    func(g *attn.Gradient) { g.Keys = math.MaxInt32 },
+	} {
+		g := good
+		change(&g)
+		wantError(t, text, CanBackward("x", &g, attn.Float16), attn.ErrUnsupported, text)
+	}
+	wantError(t, "float32", CanBackward("x", &good, attn.Float32), attn.ErrDType, "float32")
+	good.KVHeads = 3
+	wantError(t, "heads", CanBackward("x", &good, attn.Float16), attn.ErrShape, "3 KV heads")
+}
+
+func TestGPUBackward(t *testing.T) {
+	testBackward(t, realGPU(t), enginetest.OrShort(400, 20), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
+}
+
+func TestGPUBackwardBits(t *testing.T) {
+	testBackwardBits(t, realGPU(t), enginetest.OrShort(100, 3), enginetest.OrShort(2000, 300))
+}
