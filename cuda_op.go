@@ -46,7 +46,7 @@ type machineAttention struct{ *attentionOp }
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
 	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.hasQueryLengths() || op.invariant // has not been tried there
-	if !operand.IsDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
+	if op.query != tensor.Float32 || modified || attention.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)

@@ -474,6 +474,12 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 	}
 	return nil
 }
+func (e *fakeEngine) NewBackward(g *attn.Gradient, kv attn.DType) (*attention.Backward, error) {
+	if err := attention.CanBackward("backward", g, kv); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("the fake engine: %w", attn.ErrUnsupported)
+}
 func (e *fakeEngine) Close() error { e.closed = true; return nil }
 func (e *fakeEngine) NewPlan() ongpu.AttentionPlan {
 	e.mu.Lock()

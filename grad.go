@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/errs"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/gradient"
 	"gorgonia.org/leanattention/internal/dense"
@@ -142,7 +143,7 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 		t = append(t, G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')})
 	}
 	if op.score.Sinks {
-		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('d')})
+		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('u')})
 	}
 	return append(t, op.tensorTypes()...)
 }
@@ -170,6 +171,7 @@ type gradOp struct {
 	ofTensors    [variant.MaxTensors]bool // they are
 	tensorShapes [variant.MaxTensors]tensor.Shape
 	gradRank     int // of the gradient that comes in: 0 where Gorgonia made a scalar of it
+	memory       ongpu.Node
 }
 
 // gradient returns the op of the gradients of op's output, or of its log-sum-exp.
@@ -229,7 +231,11 @@ type gradInput struct {
 // inputs are the children.
 func (op *gradOp) inputs() (in []gradInput) {
 	add := func(of role, name string, shape tensor.Shape) {
-		in = append(in, gradInput{of, operand.New(name, shape, op.query)})
+		t := op.query
+		if of == roleSinks || of == roleLSE || of == roleGrad && op.ofLSE {
+			t = operand.LSEType(t)
+		}
+		in = append(in, gradInput{of, operand.New(name, shape, t)})
 	}
 	for _, of := range op.config.inputs() {
 		switch of {
@@ -283,6 +289,12 @@ func (op *gradOp) Type() hm.Type {
 		case roleSeed:
 			args = append(args, hm.TypeVariable('s'))
 			continue
+		case roleSinks, roleLSE: // of 16-bit queries they are float32
+			of = hm.TypeVariable('l')
+		case roleGrad:
+			if op.ofLSE {
+				of = hm.TypeVariable('l')
+			}
 		}
 		if o.of.ofVariant() {
 			of = hm.TypeVariable('w' + rune(o.of-roleTensor))
@@ -336,6 +348,9 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	want := op.inputs()
 	if len(in) != len(want) {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
+	}
+	if gpu := ongpu.PlaceOf(in[0]); gpu != nil {
+		return op.doOnGPU(name, gpu, in)
 	}
 	var t tensors
 	var seed int64
@@ -403,6 +418,9 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	if len(in) != 1 {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(in))
 	}
+	if ongpu.PlaceOf(in[0]) != nil {
+		return ongpu.Part(name, in[0], op.from, op.shape)
+	}
 	t, err := ongpu.Dense(name, "packed", in[0])
 	if err != nil {
 		return nil, err
@@ -448,12 +466,32 @@ var (
 
 // backward computes the gradients of checked tensors into the vector packed.
 func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.Dense) error {
-	s := gradient.Shape{
-		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
-		Dim: op.dim, ValueDim: op.valueDim,
-		Scale: op.scaleFor(op.dim), Mask: op.mask, Score: op.score, Workers: op.workers,
+	s := gradientProblem(&op.problem, &op.config)
+	err := op.setLengths(name, s, t)
+	if err != nil {
+		return err
 	}
-	var err error
+	if op.query == tensor.Float32 {
+		err = backwardDense[float32](s, t, seed, op.parts(), packed)
+	} else {
+		err = backwardDense[float64](s, t, seed, op.parts(), packed)
+	}
+	if err != nil {
+		return errs.Engine(name, "backward", err)
+	}
+	return nil
+}
+
+// gradientProblem returns the engines' problem, of whole sequences.
+func gradientProblem(p *problem, c *config) *attn.Gradient {
+	return &attn.Gradient{
+		Batch: p.batch, Heads: p.heads, KVHeads: p.kvHeads, Queries: p.queries, Keys: p.keys, Dim: p.dim, ValueDim: p.valueDim,
+		Scale: c.scaleFor(p.dim), Mask: c.mask, Score: c.score, Workers: c.workers,
+	}
+}
+
+// setLengths sets the lengths of s, if there are some.
+func (op *gradOp) setLengths(name string, s *attn.Gradient, t *tensors) (err error) {
 	for _, x := range [...]struct {
 		of       role
 		capacity int
@@ -464,14 +502,6 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 				return err
 			}
 		}
-	}
-	if op.query == tensor.Float32 {
-		err = backwardDense[float32](&s, t, seed, op.parts(), packed)
-	} else {
-		err = backwardDense[float64](&s, t, seed, op.parts(), packed)
-	}
-	if err != nil {
-		return errs.Engine(name, "backward", err)
 	}
 	return nil
 }

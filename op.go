@@ -31,7 +31,7 @@ import (
 //
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of head h; 0 if the query sees none.
 //
-//	q    (B, H, Nq, d)      float32 or float64
+//	q    (B, H, Nq, d)      float32 or float64; on a GPU also Float16 or BFloat16, if k and v are of this type
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
 //	v    (B, Hkv, Nk, dv)   as k
 //	out  (B, H, Nq, dv)     as q
@@ -41,11 +41,12 @@ import (
 //
 //   - Options: all but [WithRotary]. [WithSoftCap], [WithALiBi] and [WithBias], in this order, change scores. [WithCausal],
 //     [WithWindow] and [WithLengths] hide keys. [WithQueryLengths] says which rows are queries.
-//   - GPUs: if q, k and v of a run are each a [device.Tensor] of one GPU, and q is float32, the node computes there, and the
+//   - GPUs: if q, k and v of a run are each a [device.Tensor] of one GPU, and q is not float64, the node computes there, and the
 //     output is there. Lengths are in host memory.
 //   - Machines: the tape machine, any number of runs; the lisp machine, one run.
 //   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
-//     element type. Others, and second derivatives, are [ErrUnsupported]. The backward pass computes the weights again from the
+//     element type. On the tape machine also on a GPU: of Float16 or BFloat16 alone, for [WithScale], [WithCausal], [WithLengths]
+//     and [WithQueryLengths], with head dims up to 128 that are multiples of 8. Others, and second derivatives, are [ErrUnsupported]. The backward pass computes the weights again from the
 //     log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4), so no memory grows with Nq*Nk. Gradients of keys
 //     and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
 //
@@ -138,7 +139,7 @@ func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
 	if err != nil {
 		return p, err
 	}
-	return newProblem(op, o[0], o[1], o[2])
+	return newNodeProblem(op, o[0], o[1], o[2])
 }
 
 // attentionOp is [Attention].
@@ -227,7 +228,7 @@ func (op *attentionOp) Type() hm.Type {
 		args = append(args, of(op.rank, 'a'))
 	}
 	if op.score.Sinks {
-		args = append(args, of(1, 'a'))
+		args = append(args, of(1, 'u')) // of 16-bit queries they are float32
 	}
 	args = append(args, op.tensorTypes()...)
 	return hm.NewFnType(append(args, of(op.rank, 'a'))...)
@@ -241,7 +242,7 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if len(shapes) != op.Arity() {
 		return nil, errs.Errorf("Attention", ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
-	p, err := newProblem("Attention", operand.New("q", shapes[0], op.query), operand.New("k", shapes[1], op.storage), operand.New("v", shapes[2], op.storage))
+	p, err := newNodeProblem("Attention", operand.New("q", shapes[0], op.query), operand.New("k", shapes[1], op.storage), operand.New("v", shapes[2], op.storage))
 	if err != nil {
 		return nil, err
 	}
@@ -301,6 +302,9 @@ func (op *attentionOp) fresh(name string) error {
 
 // read checks the inputs of a run, because Gorgonia does not compare values with the shapes of nodes. It stores lengths and seed in r.
 func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, err error) {
+	if !operand.IsQueryType(op.query) {
+		return t, errs.Errorf(name, ErrDType, "q is %v; in %s it must be float32 or float64", op.query, errs.Host)
+	}
 	var bias attn.Bias
 	r.whole(&op.problem)
 	for i, of := range op.inputs() {
@@ -356,7 +360,7 @@ func (op *attentionOp) readLengths(name string, r *denseRun, of role, t *tensor.
 
 // sameProblem checks the values of a run against the graph.
 func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
-	p, err := newProblem(name, q, k, v)
+	p, err := newNodeProblem(name, q, k, v)
 	if err != nil {
 		return err
 	}
@@ -369,7 +373,9 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 // doOnGPU is Do for q, k and v on a GPU. Lengths are in host memory.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
 	if op.graded.Load() {
-		return nil, errs.Errorf(name, ErrUnsupported, "gradient of attention on a GPU")
+		if _, err := gpu.Backward(name, gradientProblem(&op.problem, &op.config), op.query); err != nil {
+			return nil, err
+		}
 	}
 	var o [3]operand.Operand
 	for i := range o {
@@ -547,7 +553,7 @@ func LogSumExp(out *G.Node) (lse *G.Node, err error) {
 
 // lseNode is the node of the log-sum-exp of the attention node out, whose inputs are given: its gradients are in them.
 func (op *attentionOp) lseNode(out *G.Node, inputs G.Nodes) (*G.Node, error) {
-	l := &lseOp{of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: &op.lse, attention: op}
+	l := &lseOp{of: "Attention", inRank: op.rank, dtype: operand.LSEType(op.query), shape: op.lseShape(), from: &op.lse, attention: op}
 	return newLSE(l, out, lseChildren(out, inputs)...)
 }
 

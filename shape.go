@@ -85,6 +85,14 @@ func newProblem(op string, q, k, v operand.Operand) (problem, error) {
 	return problemOf(op, q, k, v, operand.IsQueryType, "it must be float32 or float64")
 }
 
+// newNodeProblem is newProblem for nodes, whose values may be on a GPU.
+func newNodeProblem(op string, q, k, v operand.Operand) (problem, error) {
+	query := func(t tensor.Dtype) bool {
+		return operand.IsQueryType(t) || operand.IsDeviceQueryType(t) && t == k.DType
+	}
+	return problemOf(op, q, k, v, query, "it must be float32 or float64, or on a GPU the type of k and v")
+}
+
 // newDeviceProblem is newProblem for tensors on a GPU.
 func newDeviceProblem(op string, q, k, v operand.Operand) (problem, error) {
 	return problemOf(op, q, k, v, operand.IsDeviceQueryType, "on a GPU it must be float32, Float16 or BFloat16")

@@ -15,8 +15,11 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/nocopy"
+	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"
+
+	"gorgonia.org/tensor"
 )
 
 // GPU is an open GPU, or one of several that were opened together. Package device documents it for users.
@@ -256,6 +259,7 @@ type AttentionEngine interface {
 	NewPlan() AttentionPlan
 	// Merge merges the states of attention to parts of keys.
 	Merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error
+	NewBackward(g *attn.Gradient, kv attn.DType) (*attention.Backward, error)
 	Close() error
 }
 
@@ -337,6 +341,23 @@ func (g *GPU) Supports(op string, geometry *attn.Problem) error {
 	default:
 		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
 	}
+}
+
+// Backward returns gradients of attention with operands of type t.
+func (g *GPU) Backward(op string, of *attn.Gradient, t tensor.Dtype) (*attention.Backward, error) {
+	e, err := g.Attention(op)
+	if err != nil {
+		return nil, err
+	}
+	kv, _ := operand.StorageType(t)
+	b, err := e.NewBackward(of, kv)
+	switch {
+	case err == nil:
+		return b, nil
+	case errors.Is(err, attn.ErrDType), errors.Is(err, attn.ErrUnsupported), errors.Is(err, kernels.ErrNoImage):
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: %v; in %s there are gradients of float32 and float64", g, err, errs.Host)
+	}
+	return nil, EngineError(op, "gradients", err)
 }
 
 // BuildPlan builds a plan, in freed memory if memory is short. slots are the slots of new tokens, or nil.
