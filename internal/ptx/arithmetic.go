@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"strings"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/half"
 )
 
 // Operations on 32-bit integers and floats with two and three operands.
@@ -122,6 +124,11 @@ func fma32(x, y, z float32) float32 {
 		}
 	}
 	return float32(s)
+}
+
+// fma16 returns x*y+z with one rounding: the product is exact in float64, and a sum that is not exact there is near no tie of float16.
+func fma16(x, y, z half.Float16) half.Float16 {
+	return half.FromFloat64(float64(x.Float32())*float64(y.Float32()) + float64(z.Float32()))
 }
 
 // flushed replaces a subnormal number by a zero of the same sign.
@@ -403,6 +410,10 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 				d[l] = math.Float32bits(fma32(math.Float32frombits(a[l]), math.Float32frombits(b[l]), math.Float32frombits(e[l])))
 			}
 		}
+	case "fma.f16x2":
+		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), func(a, b, e uint32) uint32 {
+			return uint32(fma16(half.Float16(a>>16), half.Float16(b>>16), half.Float16(e>>16)))<<16 | uint32(fma16(half.Float16(a), half.Float16(b), half.Float16(e)))
+		})
 	case "fma.f64":
 		return map3(c.dst(&args[0], 64), c.src64(&args[1]), c.src64(&args[2]), c.src64(&args[3]), func(a, b, e uint64) uint64 {
 			return math.Float64bits(math.FMA(math.Float64frombits(a), math.Float64frombits(b), math.Float64frombits(e)))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -534,5 +535,41 @@ func TestMoves(t *testing.T) {
 		"and.ftz.b32 %r0, %r1, %r2;", "ret 1;",
 	} {
 		compileFails(t, text, "")
+	}
+}
+
+// TestFusedHalves: each half of fma.rn.f16x2 is the number that is nearest to the exact sum, of two the even one.
+func TestFusedHalves(t *testing.T) {
+	one := func(a, b, c uint64) uint64 {
+		x, y, z := float64(half.Float16(a).Float32()), float64(half.Float16(b).Float32()), float64(half.Float16(c).Float32())
+		s := x*y + z
+		if s-s != 0 || s == 0 || math.Abs(s) >= 65520 { // no number, a zero with the sign of float64's, or infinite
+			return uint64(half.FromFloat32(float32(s)))
+		}
+		best, off := half.Float16(0), big.NewFloat(math.Inf(1))
+		near := half.FromFloat32(float32(s))
+		for h := near - 1; h != near+2; h++ {
+			v := float64(h.Float32())
+			if v-v != 0 || v == 0 && h>>15 != 0 != math.Signbit(s) {
+				continue
+			}
+			d := new(big.Float).Abs(exactly(x, y, z).Sub(exactly(x, y, z), big.NewFloat(v)))
+			if by := d.Cmp(off); by < 0 || by == 0 && h&1 == 0 {
+				best, off = h, d
+			}
+		}
+		return uint64(best)
+	}
+	same := func(got, want uint64) bool {
+		alike := func(got, want uint64) bool {
+			return got == want || half.Float16(got).IsNaN() && half.Float16(want).IsNaN()
+		}
+		return alike(got&0xffff, want&0xffff) && alike(got>>16&0xffff, want>>16&0xffff)
+	}
+	rng := reftest.Rand(t)
+	for range 4 {
+		try(t, rng, operation{"fma.rn.f16x2 %d32, %a32, %b32, %c32", func(a, b, c, _ uint64) uint64 {
+			return one(a>>16&0xffff, b>>16&0xffff, c>>16&0xffff)<<16 | one(a&0xffff, b&0xffff, c&0xffff)
+		}}, "int", same)
 	}
 }
