@@ -126,3 +126,11 @@ func TestEmulatedProjection(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testProjection(t, m, d, 4, 130, 520)
 }
+
+// Blocks share tiles, tiles have missing rows, and rings go round.
+func TestEmulatedNarrow(t *testing.T) {
+	m, d := emulatedDecoder(t, 5)
+	testNarrow(t, m, d, reftest.Cases(t, 16, 64), 600, 300, 1, 2, 3, 4, 5, 9, 17, 20, 33)
+	testNarrow(t, m, d, reftest.Cases(t, 1, 4), 128, 40, 40, 65)
+	testNarrowGather(t, m, d)
+}

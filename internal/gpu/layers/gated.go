@@ -147,7 +147,7 @@ func (d *Engine) separateActivation(o *Linear) (bool, error) {
 	if !o.gates() {
 		return false, nil
 	}
-	if d.separateGates {
+	if d.separateGates || o.Narrow() {
 		return true, nil
 	}
 	_, err := d.gatedOf()

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N elements. Table has TableRows rows of
@@ -14,6 +15,7 @@ import (
 type Gather struct {
 	Rows, N, TableRows      int
 	Table, IDs, Residual, Y gpu.Memory
+	Packed                  *weight.Packed // nil: Table has rows of elements
 }
 
 // ids returns the memory of IDs with an element type of the same width.
@@ -29,7 +31,11 @@ func (o *Gather) check() error {
 	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements from a table of %d", o.Rows, o.N, o.TableRows)
 	}
-	if err := o.Table.Check(op, "the table", o.TableRows*o.N); err != nil {
+	if o.Packed != nil {
+		if err := o.checkNarrow(op); err != nil {
+			return err
+		}
+	} else if err := o.Table.Check(op, "the table", o.TableRows*o.N); err != nil {
 		return err
 	}
 	ids := o.ids()
@@ -70,6 +76,9 @@ func (d *Engine) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 	if err := o.check(); err != nil {
 		return err
 	}
+	if o.Packed != nil {
+		return d.gatherNarrow(s, o)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.args.Reset()
@@ -92,7 +101,7 @@ type Gathers struct {
 
 // NewGathers makes a Gathers; nil for invalid operands, which [Engine.Gather] reports.
 func (d *Engine) NewGathers(o *Gather) *Gathers {
-	if o.check() != nil {
+	if o.check() != nil || o.Packed != nil {
 		return nil
 	}
 	return &Gathers{d: d, first: *o}
@@ -102,7 +111,7 @@ func (d *Engine) NewGathers(o *Gather) *Gathers {
 // other reads besides: both run at the same time.
 func (g *Gathers) Then(o *Gather) bool {
 	f := &g.first
-	if g.then != nil || o.check() != nil || o.Rows != f.Rows || o.N != f.N || o.Residual.Buffer == nil || o.Residual.Address() != f.Y.Address() {
+	if g.then != nil || o.check() != nil || o.Packed != nil || o.Rows != f.Rows || o.N != f.N || o.Residual.Buffer == nil || o.Residual.Address() != f.Y.Address() {
 		return false
 	}
 	spans := func(o *Gather) []span {

@@ -147,7 +147,7 @@ type gemmParams struct {
 // Scratch returns how many float32 [Linear].Scratch needs. Types and sizes of the operands count, not their memory.
 // The error is the driver's.
 func (d *Engine) Scratch(o *Linear) (int, error) {
-	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !hasKernels(o.format()) {
+	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !o.Narrow() && !hasKernels(o.format()) {
 		return 0, nil
 	}
 	if separate, err := d.separateActivation(o); err != nil {
@@ -156,6 +156,9 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 		in, n := o.inner()
 		more, err := d.Scratch(in)
 		return n + more, err
+	}
+	if o.Narrow() {
+		return d.narrowScratchOf(o)
 	}
 	if l, err := d.choose(o); err != nil || l.skinny != nil {
 		return 0, err

@@ -46,6 +46,8 @@ type Engine struct {
 	gated         *gatedKernels // nil: not loaded yet
 	separateGates bool          // tests: gates are launches of their own
 
+	narrow *narrowKernels // nil: not loaded yet
+
 	mu          sync.Mutex
 	args        cuda.Args
 	nodeKernels *nodeKernels // nil: not loaded yet

@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // mostParts is the largest number of layers of a Linear.
@@ -49,9 +50,14 @@ type Linear struct {
 
 // LinearPart is one of the layers: W is Out x In, B has Out elements or no
 // buffer, Y is Rows x Out.
+//
+// With Packed, W is 32-bit words in that order, and the layer has the rows of W from First on. If First is 0 and W has more rows than Out,
+// the next part has the others.
 type LinearPart struct {
 	W, B, Y gpu.Memory
 	Out     int
+	Packed  *weight.Packed
+	First   int
 }
 
 // linearParams is struct LinearParams.
@@ -139,28 +145,33 @@ func (o *Linear) check() error {
 		return err
 	}
 	w := o.Parts[0].W.DType
-	if !hasKernels(o.format()) {
-		return gpu.Errorf(op, attn.ErrDType, "w is %v", w)
-	}
-	if each := 16 / o.format().Bytes(); o.In%each != 0 {
-		return gpu.Errorf(op, attn.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
-	}
 	for i := range o.Parts {
 		p := &o.Parts[i]
+		if f := weight.Dense(p.W.DType); p.Packed != nil {
+			if err := p.checkPacked(op, o.In); err != nil {
+				return err
+			}
+		} else if !hasKernels(f) {
+			return gpu.Errorf(op, attn.ErrDType, "w is %v", w)
+		} else if each := 16 / f.Bytes(); o.In%each != 0 {
+			return gpu.Errorf(op, attn.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
+		}
 		if p.Out < 1 || p.Out > math.MaxInt32/8 {
 			return gpu.Errorf(op, attn.ErrShape, "%d columns of layer %d", p.Out, i)
 		}
-		if p.W.DType != w {
+		if p.W.DType != w && !o.Narrow() {
 			return gpu.Errorf(op, attn.ErrDType, "w of layer %d is %v, of layer 0 %v", i, p.W.DType, w)
 		}
-		if err := p.W.Check(op, "w", p.Out*o.In); err != nil {
-			return err
+		if p.Packed == nil {
+			if err := p.W.Check(op, "w", p.Out*o.In); err != nil {
+				return err
+			}
 		}
-		if o.Gate && p.B.Buffer != nil && p.B.DType == attn.Float32 { // B may begin at any element after the gate's
+		if (o.Gate || p.Packed != nil) && p.B.Buffer != nil && p.B.DType == attn.Float32 { // B may begin at any element after the gate's
 			if err := p.B.CheckLoose(op, "b", p.Out); err != nil {
 				return err
 			}
-			if p.Out%4 == 0 && p.B.Address()%16 != 0 {
+			if p.Packed == nil && p.Out%4 == 0 && p.B.Address()%16 != 0 {
 				return gpu.Errorf(op, attn.ErrShape, "b is at %#x, not a multiple of 16", p.B.Address())
 			}
 		} else if err := p.B.CheckOptional(op, "b", p.Out); err != nil {
@@ -199,6 +210,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		return err
 	} else if separate {
 		return d.compose(s, o)
+	}
+	if o.Narrow() {
+		return d.queueNarrow(s, o)
 	}
 	of := o.format()
 	launch, err := d.choose(o)

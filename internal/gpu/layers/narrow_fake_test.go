@@ -1,0 +1,115 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package layers
+
+import (
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/weight"
+)
+
+// fakeNarrow is a decoder on a fake GPU, with the parameters of narrow kernels.
+func fakeNarrow(t *testing.T, capability, sms, shared int) (m *machine, launches func() []enginetest.Launch, d *Engine) {
+	m, lib, d := fakeDecoder(t, capability, sms, shared)
+	s := lib.State()
+	s.Argument("narrow_operands", int(unsafe.Sizeof(narrowOperandParams{})))
+	s.Argument("narrow_", int(unsafe.Sizeof(narrowParams{})))
+	return m, func() []enginetest.Launch { return enginetest.Launches(lib.Log()) }, d
+}
+
+// packedOf describes packed weights.
+func packedOf(t *testing.T, f weight.Format, out, in int) *weight.Packed {
+	t.Helper()
+	p, err := weight.Packing(&weight.Matrix{Format: f, Len: out * in}, in)
+	noError(t, err)
+	return &p
+}
+
+// TestNarrowLaunches: each launch fits each GPU, every block has a unit, and at most as many as are allowed have parts of a tile.
+func TestNarrowLaunches(t *testing.T) {
+	for _, f := range enginetest.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			_, _, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
+			rng := rand.New(rand.NewPCG(3, uint64(f.Capability)))
+			for range 2000 {
+				of := enginetest.Pick(rng, packable()...)
+				in, out, rows := of.Block()*(1+rng.IntN(20000)/of.Block()), 1+rng.IntN(20000), 1+rng.IntN(200)
+				o := Linear{Rows: rows, In: in, RoundX: rng.IntN(2) == 0, Parts: []LinearPart{{Out: out, Packed: packedOf(t, of, out, in)}}}
+				p, err := d.planNarrow(&o)
+				noError(t, err)
+				l := &p.groups[0].launches[0]
+				columns := narrowPadded(p.rows * p.parts)
+				switch {
+				case p.rows < 1 || p.rows > rows || columns > narrowColumns[l.kind] || l.kind > 0 && columns <= narrowColumns[l.kind-1],
+					l.stages < 2 || l.stages > narrowMostStages || l.stages*l.stage+narrowWord > f.Shared,
+					l.blocks < 1 || l.blocks > l.tiles*l.units || l.blocks > l.tiles*narrowShares[l.kind],
+					l.tiles*narrowTile < out || l.units*2 < l.packed.Chunks:
+					t.Fatalf("%+v, %+v for %d rows of %d, %v of %d rows", p, l, rows, in, of, out)
+				}
+			}
+		})
+	}
+}
+
+// TestNarrowArguments: the launches of a layer have its memory, all rows once, and operands before weights.
+func TestNarrowArguments(t *testing.T) {
+	m, launches, d := fakeNarrow(t, 90, 132, 232448)
+	const rows, in, half = 70, 96, 24
+	packed := packedOf(t, weight.Int4_32, 2*half, in)
+	o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Early: true}
+	w, b := m.memory(t, attn.Float32, packed.Bytes/4), m.memory(t, attn.Float32, 2*half)
+	for i := range 2 {
+		p := LinearPart{W: w, B: b, Y: m.memory(t, attn.Float32, rows*half), Out: half, Packed: packed, First: i * half}
+		p.B.Offset += int64(4 * i * half)
+		p.B.Len = half
+		o.Parts = append(o.Parts, p)
+	}
+	n, err := d.Scratch(&o)
+	noError(t, err)
+	o.Scratch = m.memory(t, attn.Float32, n)
+	noError(t, d.Linear(m.Stream, &o))
+	row := 0
+	for _, l := range launches() {
+		switch l.Kernel {
+		case "narrow_operands":
+			p := (*narrowOperandParams)(unsafe.Pointer(&l.Arg[0]))
+			if p.x != o.X.Address()+uint64(4*row*in) || p.rows != int32(min(32, rows-row)) || p.parts != 2 || p.in != in || p.deep != 4 || p.operands != o.Scratch.Address() || p.tiles != 1 || p.sums != 0 || p.order != 0 {
+				t.Errorf("rows from %d on: %+v", row, p)
+			}
+		case "narrow_int4_64", "narrow_int4_16":
+			p := (*narrowParams)(unsafe.Pointer(&l.Arg[0]))
+			if p.w != w.Address() || p.scales != w.Address()+uint64(packed.Scales) || p.second != w.Address()+uint64(packed.Second) || p.bias != b.Address() || p.out != 2*half || p.split != half ||
+				p.y != o.Parts[0].Y.Address()+uint64(4*row*half) || p.y2 != o.Parts[1].Y.Address()+uint64(4*row*half) || p.early != 1 || p.fresh != 0b1111 || p.full != 0b1111 || p.shift != 0 || p.factor != 2 || p.x != o.Scratch.Address() {
+				t.Errorf("rows from %d on: %+v", row, p)
+			}
+			row += int(p.rows)
+		}
+	}
+	if row != rows {
+		t.Errorf("%d rows in %+v", row, launches())
+	}
+	for text, change := range map[string]func(o *Linear){
+		"packed weights of 48 rows of 96": func(o *Linear) { o.In, o.Rows = in/2, 2*rows },
+		"rows [25, 49)":                   func(o *Linear) { o.Parts[1].First++ },
+		"w has":                           func(o *Linear) { o.Parts[0].W.Len-- },
+		"the scratch has 16 elements":     func(o *Linear) { o.Scratch.Len = 16 },
+	} {
+		wrong := o
+		wrong.Parts = append([]LinearPart(nil), o.Parts...)
+		change(&wrong)
+		wantError(t, text, d.Linear(m.Stream, &wrong), attn.ErrShape, text)
+	}
+	table := Gather{Rows: 1, N: in, TableRows: half, Table: w, Packed: packed, IDs: m.memory(t, attn.Float32, 1), Y: m.memory(t, attn.Float32, in)}
+	wantError(t, "a table of other rows", d.Gather(m.Stream, &table), attn.ErrShape, "packed with 48 rows of 96")
+	if table.TableRows = 2 * half; d.NewGathers(&table) != nil {
+		t.Error("a packed table is read together with another")
+	}
+	for _, x := range []gpu.Memory{o.X, o.Scratch, w, b, o.Parts[0].Y, o.Parts[1].Y, table.IDs, table.Y} {
+		noError(t, x.Buffer.Close())
+	}
+}

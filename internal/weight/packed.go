@@ -1,0 +1,198 @@
+package weight
+
+import (
+	"encoding/binary"
+	"math"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
+
+// A packed matrix is weights in the order in which GPU kernels read them (kernels/gemm_narrow.cuh). Its planes are one after the other:
+//
+//   - Elements: tiles of 256 rows, the last of fewer, of strips of 16 rows. A tile has chunks of 32 columns of 8 bits or 64 columns of 4
+//     bits; a chunk has its strips; a strip has 16 bytes for each lane of a warp, which are left operands of tensor cores. Lane 4g+q has
+//     columns 2q, 2q+1, 2q+8 and 2q+9 of each 16 columns, of rows g and g+8. Integers of 8 bits are stored with 128 added.
+//   - Scales: for each tile, groups of columns, each with the scales of its rows: float32 if the format has scales, or else float16.
+//   - The zeros of INT4 groups, as integers of 16 bits, or the minima of runs, as float16. They lie as the scales do.
+//   - The order of columns, of int32.
+//
+// Columns that fill the last chunk, and rows that fill the last strip, have the scale 0 or are multiplied by 0.
+
+const (
+	packedTile  = 256 // rows
+	packedStrip = 16
+)
+
+// PackedKind is what a packed matrix has for each group besides a scale.
+type PackedKind int32
+
+const (
+	PackedScales PackedKind = iota
+	PackedZeros
+	PackedMinima
+)
+
+// packings has a line for each format that can be packed.
+var packings = [Formats]struct {
+	kernels string // name of the elements in kernels: int8, e4m3 or int4
+	columns int    // of a chunk
+	group   int    // columns of a group; 0: a row, or Matrix.Group
+	kind    PackedKind
+	zero    int32 // of all elements, if they have no plane of zeros
+}{
+	Int8:     {kernels: "int8", columns: 32},
+	E4M3:     {kernels: "e4m3", columns: 32},
+	Int4_32:  {kernels: "int4", columns: 64, group: 32, kind: PackedZeros},
+	Int4_64:  {kernels: "int4", columns: 64, group: 64, kind: PackedZeros},
+	Int4_128: {kernels: "int4", columns: 64, group: 128, kind: PackedZeros},
+	Q8_0:     {kernels: "int8", columns: 32, group: 32},
+	Q4_0:     {kernels: "int4", columns: 64, group: 32, zero: 8},
+	Q4_1:     {kernels: "int4", columns: 64, group: 32, kind: PackedMinima},
+}
+
+// CanPack reports whether matrices of a format can be packed.
+func CanPack(f Format) bool { return f.Known() && packings[f].columns > 0 }
+
+// Packed describes a packed matrix.
+type Packed struct {
+	Format        Format
+	Rows, Columns int
+
+	Kernels string // of the elements
+	Chunks  int    // of a row
+	Group   int    // columns of a group; 0: a row
+	Groups  int    // of a row
+	Kind    PackedKind
+	Zero    int32
+	Factor  int // bytes of a scale
+
+	Scales, Second, Order int // offsets in bytes; 0: there is none
+	Bytes                 int // a multiple of 16
+}
+
+// Packing describes the packed form of a matrix.
+func Packing(m *Matrix, columns int) (p Packed, err error) {
+	const op = "weights on a GPU"
+	if !CanPack(m.Format) {
+		return p, attn.Errorf(op, attn.ErrUnsupported, "weights of %v, want %s", m.Format, Names(CanPack))
+	}
+	if columns < 1 || m.Len < columns || m.Len%columns != 0 {
+		return p, attn.Errorf(op, attn.ErrShape, "%d elements in rows of %d", m.Len, columns)
+	}
+	l := &packings[m.Format]
+	p = Packed{Format: m.Format, Rows: m.Len / columns, Columns: columns, Kernels: l.kernels, Chunks: attn.Ceil(columns, l.columns), Group: l.group, Groups: 1, Kind: l.kind, Zero: l.zero, Factor: 2}
+	if m.Format.HasScales() {
+		p.Group, p.Factor = m.Group, 4
+	}
+	if p.Group > 0 {
+		p.Groups = attn.Ceil(columns, p.Group)
+	}
+	rows := attn.Ceil(p.Rows, packedStrip) * packedStrip
+	if rows > math.MaxInt32/4/max(p.Groups, 1) || columns > math.MaxInt32/8 || rows > math.MaxInt/32/columns {
+		return p, attn.Errorf(op, attn.ErrShape, "%d rows of %d elements", p.Rows, columns)
+	}
+	plane := rows * p.Groups * p.Factor
+	p.Scales = rows * p.Chunks * 32 // 16 bytes for a lane, which has two rows of a strip and a quarter of their columns
+	p.Bytes = p.Scales + plane
+	if p.Kind != PackedScales {
+		p.Second, p.Bytes = p.Bytes, p.Bytes+plane
+	}
+	if m.Order != nil {
+		p.Order, p.Bytes = p.Bytes, p.Bytes+4*columns
+	}
+	p.Bytes = attn.Ceil(p.Bytes, 16) * 16
+	return p, nil
+}
+
+// Width returns the columns of a chunk.
+func (p *Packed) Width() int { return packings[p.Format].columns }
+
+// Pack writes a matrix in the order that p describes. dst has p.Bytes bytes, all of them 0.
+func (p *Packed) Pack(dst []byte, m *Matrix) {
+	tiles := attn.Ceil(p.Rows, packedTile)
+	workers := min(runtime.GOMAXPROCS(0), tiles)
+	var wait sync.WaitGroup
+	for i := range workers {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			w := packer{p: p, m: m, dst: dst, q: make([]int8, p.Columns)}
+			w.scales, w.minima = make([]float32, p.Columns/16+1), make([]float32, p.Columns/16+1)
+			for row := i * tiles / workers * packedTile; row < min(p.Rows, (i+1)*tiles/workers*packedTile); row++ {
+				w.row(row)
+			}
+		}()
+	}
+	wait.Wait()
+	for i, column := range m.Order {
+		binary.LittleEndian.PutUint32(dst[p.Order+4*i:], uint32(column))
+	}
+}
+
+// packer packs rows.
+type packer struct {
+	p              *Packed
+	m              *Matrix
+	dst            []byte
+	q              []int8
+	scales, minima []float32 // of the row
+}
+
+// row packs a row.
+func (w *packer) row(row int) {
+	p, n := w.p, w.p.Columns
+	tile, in := row/packedTile, row%packedTile
+	rows := min(packedTile, attn.Ceil(p.Rows-tile*packedTile, packedStrip)*packedStrip) // of the tile
+	from := w.m.Rows(row, 1, n)
+	src := unsafe.Slice((*byte)(from.Ptr), p.Format.Size(n))
+	place := func(group int) int { return tile*packedTile*p.Groups + group*rows + in }
+	if p.Factor == 4 {
+		for g, scale := range from.Scales {
+			if p.Format == E4M3 { // kernels read the numbers times 2^-8
+				scale *= 256
+			}
+			binary.LittleEndian.PutUint32(w.dst[p.Scales+4*place(g):], math.Float32bits(scale))
+		}
+	} else {
+		for g := range p.Groups {
+			block := src[g*p.Format.Bytes():]
+			to := 2 * place(g)
+			copy(w.dst[p.Scales+to:][:2], block[:2])
+			switch p.Kind {
+			case PackedZeros:
+				w.dst[p.Second+to] = block[2]
+			case PackedMinima:
+				copy(w.dst[p.Second+to:][:2], block[2:4])
+			}
+		}
+		Unpack(p.Format, w.q, w.scales, w.minima, src)
+	}
+	at := tile*packedTile*p.Chunks*32 + in/packedStrip*512 + in%8*64
+	high := in % packedStrip / 8
+	if packings[p.Format].columns == 32 {
+		for k := range n {
+			b := byte(128)
+			switch p.Format {
+			case Int8:
+				b += src[k]
+			case E4M3:
+				b = src[k]
+			default:
+				b += byte(w.q[k])
+			}
+			w.dst[at+k/32*rows*32+k%8/2*16+k%32/16*8+k%16/8*4+high+k%2*2] = b
+		}
+		return
+	}
+	for k := range n {
+		q := byte(int32(w.q[k]) + p.Zero)
+		if p.Kind == PackedZeros {
+			q += w.dst[p.Second+2*place(k/p.Group)]
+		}
+		bit := (k%16/8*2 + high + k%2*4) * 4
+		w.dst[at+k/64*rows*32+k%8/2*16+k%64/16*4+bit/8] |= q << (bit % 8)
+	}
+}
