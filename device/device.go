@@ -5,6 +5,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -193,4 +194,19 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (*Tensor, error) {
 // A replicated tensor can be downloaded, freed, and written by CopyFrom. Errors: those of [GPU.Upload].
 func (g *GPU) UploadReplicated(x tensor.Tensor) (*Tensor, error) {
 	return public(g.Internal().UploadReplicated(x))
+}
+
+// UploadWeight copies a matrix of weights to the GPU, for package nn: the value of nn.Rounded or nn.Quantised, or a tensor as
+// [GPU.Upload] does.
+//
+//   - Formats of 8 and 4 bits: int8, e4m3, int4_32, int4_64, int4_128, Q8_0, Q4_0 and Q4_1. Elements are brought into the order in which
+//     kernels read them, once, and take at most a tenth more memory than w, beyond rows that fill 16.
+//   - on is an input of nn.Linear, Linears, GatedLinear and Embedding. free gives the memory back, as [Tensor.Free] does.
+//   - Errors: those of Upload; ErrUnsupported for another format, and for fewer than 16 bits on several GPUs that were opened as one.
+func (g *GPU) UploadWeight(w G.Value) (on G.Value, free func() error, err error) {
+	on, d, err := g.Internal().UploadWeight(w)
+	if err != nil {
+		return nil, nil, err
+	}
+	return on, d.Free, nil
 }

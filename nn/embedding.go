@@ -21,7 +21,7 @@ import (
 // Without a residual, the rows are those of the table.
 //
 //   - Shapes: table (vocabulary, width), ids (n), y and residual (n, width). residual may be nil.
-//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16, on the CPU also of [Rounded] or [Quantised], with residual and y
+//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16, or of [Rounded] or [Quantised] (on a GPU see [Linear]), with residual and y
 //     float32; or all float64, on the CPU alone. ids int or int32; int32 on a GPU. Gathering is exact.
 //   - ids are in [0, vocabulary). On the CPU, another id is ErrLength when the graph runs, before anything is written. On a GPU,
 //     another id makes a row of NaN, since the host does not read ids there.
@@ -93,7 +93,7 @@ func (op embedding) sum() tensor.Dtype { return operand.SumType(op.table) }
 
 func (op embedding) arguments() []argument {
 	in := gathered[argument]{
-		table: argument{name: "table", rank: 2, dtype: operand.WeightType(op.table), weights: true},
+		table: argument{name: "table", rank: 2, dtype: operand.WeightType(op.table), weights: true, packed: true},
 		ids:   argument{name: "ids", rank: 1, dtype: op.ids, data: true},
 	}
 	if op.residual {

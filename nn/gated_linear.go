@@ -65,6 +65,12 @@ func gateAndUp(parts []layers.LinearPart, in int) []layers.LinearPart {
 	gate.W.Len = gate.Out * in
 	gate.B.Len = gate.Out
 	up := gate
+	if gate.Packed != nil {
+		gate.W.Len = parts[0].W.Len
+		up.W.Len, up.First = gate.W.Len, gate.Out
+		up.B.Offset += int64(gate.Out * 4)
+		return []layers.LinearPart{gate, up}
+	}
 	up.W.Offset += int64(gate.W.Len * gate.W.DType.Size())
 	up.B.Offset += int64(gate.Out * 4)
 	return []layers.LinearPart{gate, up}

@@ -44,7 +44,7 @@ func shapesOf(in []G.Value) []tensor.Shape {
 // gpuBytes returns memory without its type.
 func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
 
-// tensorsOf returns the inputs as tensors on GPUs. A weight is its elements: no format with kernels has scales.
+// tensorsOf returns the inputs as tensors on GPUs. A weight is its one tensor: packed weights have their scales there.
 func tensorsOf(in []G.Value) []G.Value {
 	for i, v := range in {
 		if w, ok := v.(*operand.Weight); ok {
@@ -60,7 +60,7 @@ func (op linear) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error 
 }
 
 func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
-	c.Scratch = func(d *layers.Engine) (int, error) { return op.scratchOn(d, shapes) }
+	c.Scratch = func(d *layers.Engine) (int, error) { return op.scratchOn(d, packedOf(c.In), shapes) }
 	c.Spread = func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
 		shards, err := op.shards(in, shapes)
 		if err != nil {
@@ -81,11 +81,10 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 	in, of := named(op, list), named(op, shapes)
 	rows, width := of.x[0], of.x[1]
 	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in.x.Memory, Scratch: scratch}
-	stored, _ := operand.StorageType(operand.WeightType(op.w))
 	at := 0
 	for i := range in.w {
-		p := layers.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out}
-		p.W.DType = stored // the type is needed where only shards have memory
+		p := layers.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out, Packed: in.w[i].Packed}
+		p.W.DType, _ = operand.StorageType(operand.WeightType(op.formats()[i])) // the type is needed where only shards have memory
 		p.Y.Offset += int64(at) * 4
 		p.Y.Len = rows * p.Out
 		at += p.Y.Len
@@ -109,9 +108,18 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 	return o
 }
 
-// scratchOn returns the scratch memory of the layers on a GPU, in float32 elements.
-func (op linear) scratchOn(d *layers.Engine, shapes []tensor.Shape) (int, error) {
-	return d.Scratch(op.on(make([]ongpu.Operand, len(shapes)), shapes, gpu.Memory{}, gpu.Memory{}))
+// scratchOn returns the scratch memory of the layers on a GPU, in float32 elements. The operands have no memory.
+func (op linear) scratchOn(d *layers.Engine, list []ongpu.Operand, shapes []tensor.Shape) (int, error) {
+	return d.Scratch(op.on(list, shapes, gpu.Memory{}, gpu.Memory{}))
+}
+
+// packedOf returns operands that say how weights are packed, and have no memory.
+func packedOf(in []G.Value) []ongpu.Operand {
+	list := make([]ongpu.Operand, len(in))
+	for i, v := range in {
+		list[i].Packed = ongpu.Must(v).Packed
+	}
+	return list
 }
 
 // shards returns each GPU's shards of the weights and biases. Weights are sharded on axis 0, output features. Biases are sharded so
@@ -166,7 +174,7 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 // launch queues the gathering. An id outside of the table makes a row of NaN, since the host does not read ids.
 func (op embedding) launch(w *ongpu.Work, shapes []tensor.Shape, shape tensor.Shape) error {
 	in := operandsOf(op, w.In)
-	o := &layers.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, IDs: in.ids.Memory, Y: w.Out}
+	o := &layers.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, Packed: in.table.Packed, IDs: in.ids.Memory, Y: w.Out}
 	if in.residual != nil {
 		o.Residual = in.residual.Memory
 	}

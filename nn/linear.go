@@ -89,8 +89,8 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 //   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
 //   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision],
 //     [WithBatchInvariance].
-//   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and on
-//     the CPU also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
+//   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and
+//     also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
 //   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits
 //     or fewer, a gradient is ErrUnsupported. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption, ErrUnsupported.
@@ -106,6 +106,8 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 // On a GPU, all inputs are a [device.Tensor]:
 //
 //   - x is float32, and a row of w has a multiple of 16 bytes.
+//   - w of [Rounded] or [Quantised] is from [device.GPU.UploadWeight], in a format that it lists. Its numbers are exact in float16, and x
+//     has two parts of float16, or one with WithMixedPrecision from 17 rows on. A launch reads w for up to 32 rows, or 64 of one part.
 //   - Tensor cores multiply operands in two parts: at most 2^-18 of a product is lost, 2^-15 with bfloat16, and infinities become
 //     NaN. In a GEMM of many rows, tensor cores also truncate sums: up to 2^-27 of the largest partial sum for each column and part.
 //   - The order of sums depends on the number of rows and on the GPU.
@@ -355,7 +357,7 @@ func (op linear) arguments() []argument {
 	args := append(alike(2, op.x, names.list()...), argument{name: "y", rank: op.rank(), dtype: op.x})
 	in := named(op, args[:len(args)-1])
 	for i := range in.w {
-		in.w[i].dtype, in.w[i].weights = operand.WeightType(op.formats()[i]), true
+		in.w[i].dtype, in.w[i].weights, in.w[i].packed = operand.WeightType(op.formats()[i]), true, true
 	}
 	for i := range in.b {
 		in.b[i].rank = 1

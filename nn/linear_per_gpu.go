@@ -61,7 +61,9 @@ func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tenso
 	members := in.x.Members
 	a := &ongpu.PerGPU{Layout: ongpu.Layout{Sharded: true, Axis: 1}, Joined: op.joined, Shape: out.Clone()}
 	a.Shape[len(out)-1] /= members
-	a.Scratch = func(_ int, d *layers.Engine) (int, error) { return op.scratchOn(d, mine) }
+	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
+		return op.scratchOn(d, make([]ongpu.Operand, len(mine)), mine)
+	}
 	a.Queue = func(member int, w *ongpu.Work) error {
 		own := named(op, w.In).b
 		for i := range own {
@@ -116,7 +118,7 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 		columns = attn.Ceil(rows*width, 4) * 4
 	}
 	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
-		n, err := op.scratchOn(d, mine)
+		n, err := op.scratchOn(d, make([]ongpu.Operand, len(mine)), mine)
 		return columns + n, err
 	}
 	a.Queue = func(member int, w *ongpu.Work) error {

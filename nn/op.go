@@ -53,12 +53,13 @@ type argument struct {
 	dtype   tensor.Dtype
 	data    bool // without a gradient, as indices
 	weights bool // dtype stands for a format of weights, and a value may be an [operand.Weight]
+	packed  bool // GPUs also take weights of 8 and 4 bits
 }
 
 // checkGPU returns an error if kernels cannot read or write the argument.
 func (a *argument) checkGPU(title string) error {
 	if a.weights {
-		has := func(f weight.Format) bool { return f.Kernels() != "" }
+		has := func(f weight.Format) bool { return f.Kernels() != "" || a.packed && weight.CanPack(f) }
 		f, ok := operand.WeightFormat(a.dtype)
 		if ok && has(f) {
 			return nil

@@ -42,7 +42,7 @@ type Quantised struct {
 
 // Value returns the value of a node.
 //
-//   - The value is for CPUs, and has no gradient. x is float32. Its products are those of the numbers that the format means, in
+//   - The value has no gradient. It is for CPUs; [device.GPU.UploadWeight] makes one for a GPU. x is float32. Its products are those of the numbers that the format means, in
 //     float32; with [WithMixedPrecision], those of an x of 8 bits, but for e4m3.
 //   - CPUs with AVX2, and with AVX-512 and VNNI, have kernels for all formats. With AVX-512 alone, those of AVX2 compute. With NEON
 //     and without assembly, Go computes, which takes several times as long.

@@ -142,7 +142,7 @@ func (g *GPU) operandsOf(sub *queue.Submission, c *Call, w *Work, operand func(*
 // wholeOperand returns an input of work that takes no sharded inputs.
 func (d *Tensor) wholeOperand(sub *queue.Submission, name string) (Operand, error) {
 	m, err := d.UseAs(sub, name)
-	return Operand{Memory: m, Fixed: err == nil && sub.Fixed(d.Memory)}, err
+	return Operand{Memory: m, Fixed: err == nil && sub.Fixed(d.Memory), Packed: d.Packed}, err
 }
 
 // computeError returns the error of a node's work as its user sees it.

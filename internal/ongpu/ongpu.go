@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -197,7 +198,7 @@ func (w *Work) Linear(o *layers.Linear) error {
 }
 
 func (w *Work) chained(o *layers.Linear) (bool, error) {
-	if !w.Recording() {
+	if !w.Recording() || o.Narrow() {
 		return false, nil
 	}
 	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Linear(o) {
@@ -270,9 +271,10 @@ func (w *Work) Sample(o *layers.Samples) error {
 // Operand is the memory of an input.
 type Operand struct {
 	gpu.Memory
-	Fixed  bool    // no queued work writes the memory
-	Axis   int     // the sharded axis
-	Shards []Shard // one for each member; nil: the input is whole
+	Fixed  bool           // no queued work writes the memory
+	Axis   int            // the sharded axis
+	Shards []Shard        // one for each member; nil: the input is whole
+	Packed *weight.Packed // nil: the input is elements in row-major order
 }
 
 // Shard is a member's part of an input: N indices of the axis from First on.

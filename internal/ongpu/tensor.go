@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -38,11 +39,12 @@ type Content struct {
 	whole      *Tensor // the tensor of which this is a part; nil: none
 	Shape      tensor.Shape
 	DType      tensor.Dtype
-	Axis       int       // the sharded axis
-	Shards     []*Tensor // one on each member; nil: the tensor is whole
-	Replicas   []*Tensor // copies on the members after the first; nil: the first alone has the tensor
-	Made       bool      // nodes made the shards: a reader of the whole gathers them
-	Joined     bool      // shards have consecutive parts, each divided: only views of the tensor are used
+	Axis       int            // the sharded axis
+	Shards     []*Tensor      // one on each member; nil: the tensor is whole
+	Replicas   []*Tensor      // copies on the members after the first; nil: the first alone has the tensor
+	Made       bool           // nodes made the shards: a reader of the whole gathers them
+	Packed     *weight.Packed // the tensor is 32-bit words of weights; nil: elements in row-major order
+	Joined     bool           // shards have consecutive parts, each divided: only views of the tensor are used
 }
 
 // deviceType reports whether a GPU's memory can have elements of type t.

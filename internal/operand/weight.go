@@ -96,6 +96,11 @@ func NewScaled(of weight.Format, data []byte, scales []float32, rows, columns, g
 	}
 }
 
+// NewPacked returns the weight of a tensor on a GPU that has rows in packed order (weight.Packed).
+func NewPacked(of weight.Format, words G.Value, rows, columns int) *Weight {
+	return &Weight{Of: of, Elements: words, shape: tensor.Shape{rows, columns}}
+}
+
 // WeightOf returns the weight of a value: a *Weight, or a tensor whose type stands for a format without scales.
 func WeightOf(op, name string, v G.Value) (w Weight, err error) {
 	if given, ok := v.(*Weight); ok {
