@@ -67,7 +67,11 @@ var blockSizes = map[gguf.Type]struct {
 
 // writeBlocks writes a Llama model with matrices of random blocks, of one type after the other.
 func writeBlocks(t testing.TB, rng *rand.Rand, tied bool) string {
-	const width, inner, heads, kv, vocab, layers = 256, 512, 8, 4, 96, 2
+	return writeBlocksOf(t, rng, tied, 8, 4, 2)
+}
+
+func writeBlocksOf(t testing.TB, rng *rand.Rand, tied bool, heads, kv, layers int) string {
+	const width, inner, vocab = 256, 512, 96
 	keys := map[string]any{
 		"general.architecture": "llama", "llama.block_count": layers, "llama.embedding_length": width, "llama.feed_forward_length": inner,
 		"llama.attention.head_count": heads, "llama.attention.head_count_kv": kv, "llama.attention.layer_norm_rms_epsilon": 1e-5,

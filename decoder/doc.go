@@ -45,9 +45,9 @@
 //
 // # Weights of few bits
 //
-// On CPUs, matrices have 8 or 4 bits from these sources:
+// Matrices have 8 or 4 bits from these sources, on one GPU but for Q5_0, Q5_1, Q4_K, Q5_K and Q6_K, which become float16 there:
 //
-//	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, in the mapped file
+//	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; on CPUs in the mapped file
 //	a folder by GPTQ           bits 4; bits 8 with sym; group_size -1 or a multiple of 32; with and without desc_act; checkpoint_format
 //	                           gptq and gptq_v2
 //	a folder by AWQ            bits 4; version gemm with zero_point; group_size -1 or a multiple of 32
@@ -57,7 +57,7 @@
 //
 // quantization_config of config.json says how a folder is quantised. A field or a value that is not known is [ErrUnsupported]. Numbers,
 // scales and zeros stay those of the folder: a scale of integers that no float16 has is an error. Scales of activations have no effect:
-// products with E4M3 are those of float32, and products with integers round activations to 8 bits by block of 32, unless
+// products with E4M3 are those of float32, and products with integers on CPUs round activations to 8 bits by block of 32, unless
 // [Options].Exact. Loading takes the memory of the loaded weights, and of one matrix of the folder.
 //
 // # Families

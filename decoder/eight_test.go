@@ -13,7 +13,6 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
-	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/tensor"
@@ -123,10 +122,7 @@ func TestEightOptions(t *testing.T) {
 		{smallNetwork(), Options{Cache: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "caches of 8 and 4 bits are on the CPU alone"},
 		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
 		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
-		{smallNetwork(), Options{Weights: la.E4M3, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is E4M3, and Options.Device is"},
 		{wideHeads(1), Options{Cache: la.Q4, EdgeLayers: 1}, la.ErrShape, "EdgeLayers is 1, and Layers 1"},
-		{smallNetwork(), Options{Weights: tensor.Int8, Device: new(device.GPU)}, ErrUnsupported, "weights of 8 and 4 bits are on the CPU alone"},
-		{smallNetwork(), Options{Weights: nn.Int4, Device: new(device.GPU)}, ErrUnsupported, "Options.Weights is Int4_32, and Options.Device is"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},
 		{smallNetwork(), Options{Cache: tensor.Uint8}, ErrConfig, "Options.Cache is uint8; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4"},
 		{latents.network(t), Options{Cache: tensor.Int8}, la.ErrUnsupported, "DType is int8 with ValuesInKeys"},

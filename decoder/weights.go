@@ -119,12 +119,12 @@ func (p *placement) put(t *tensor.Dense, split Split, sums bool) (*device.Tensor
 // a model, and are added to float32. free frees the memory of a GPU, and lets go of the files.
 func load(n Network, from Weights, p placement, progress func(done int)) (weights map[string]G.Value, free func() error, err error) {
 	weights = map[string]G.Value{}
-	var there []*device.Tensor
+	var there []func() error // frees the memory of GPUs
 	held := func() error { return nil }
 	release := func() (err error) {
 		err = held()
-		for _, t := range there {
-			if e := t.Free(); !errors.Is(e, la.ErrClosed) {
+		for _, free := range there {
+			if e := free(); !errors.Is(e, la.ErrClosed) {
 				err = errors.Join(err, e)
 			}
 		}
@@ -157,9 +157,12 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 			weights[w.Name] = weights[other]
 		} else {
 			loaded[same] = w.Name
-			small, err := p.small(from, &w)
+			small, free, err := p.small(from, &w)
 			if err != nil {
 				return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+			}
+			if free != nil {
+				there = append(there, free)
 			}
 			weights[w.Name] = small
 			if small == nil {
@@ -173,7 +176,7 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 					if err != nil {
 						return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 					}
-					there = append(there, up)
+					there = append(there, up.Free)
 					weights[w.Name] = up
 				}
 			}
@@ -185,9 +188,25 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 	return weights, release, nil
 }
 
-// small returns a weight of fewer than 16 bits a number, in host memory; nil: the weight has 16 or more.
-func (p *placement) small(from Weights, w *Weight) (G.Value, error) {
-	if p.gpu != nil || !w.matrix() {
+// small returns a weight of fewer than 16 bits a number; nil: the weight has 16 or more. free, if not nil, frees the memory of a GPU. What
+// the files have in a type that GPUs do not take becomes float16 there.
+func (p *placement) small(from Weights, w *Weight) (v G.Value, free func() error, err error) {
+	if p.members() > 1 || p.world.Size > 1 {
+		return nil, nil, nil
+	}
+	if v, err = p.smallOnHost(from, w); p.gpu == nil || v == nil || err != nil {
+		return v, nil, err
+	}
+	on, free, err := p.gpu.UploadWeight(v)
+	if errors.Is(err, la.ErrUnsupported) && !roundedTo(p.as) {
+		return nil, nil, nil
+	}
+	return on, free, err
+}
+
+// smallOnHost is small for host memory.
+func (p *placement) smallOnHost(from Weights, w *Weight) (G.Value, error) {
+	if !w.matrix() {
 		return nil, nil
 	}
 	switch {
