@@ -64,6 +64,11 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 	}
 	defer g.Group.Leave()
 	defer runtime.KeepAlive(in)
+	recording := false
+	_ = g.Queue.Submit(func(sub *queue.Submission) error { recording = sub.Recording(); return nil })
+	if recording { // lengths would be those of now at each replay
+		return nil, errs.Errorf(name, ErrUnsupported, "gradients of attention in a recording")
+	}
 	table := b.Table()
 	pinned, err := g.Queue.TakePinned(len(table))
 	if err != nil {
@@ -71,12 +76,7 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 	}
 	defer g.Queue.GivePinned(pinned)
 	copy(pinned.Bytes, table)
-	var refused error
 	err = g.Queue.Submit(func(sub *queue.Submission) (failed error) {
-		if sub.Recording() { // lengths would be those of now at each replay
-			refused = errs.Errorf(name, ErrUnsupported, "gradients of attention in a recording")
-			return refused
-		}
 		var o attention.BackwardOperands
 		ofOut, ofLSE := &o.DOut, &o.DLSE
 		if op.ofLSE {
@@ -130,10 +130,7 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 		packed = result.Value()
 		return sub.Do(func(s *cuda.Stream) error { return b.Run(s, &o) })
 	})
-	switch {
-	case refused != nil:
-		return nil, refused
-	case err != nil:
+	if err != nil {
 		return nil, ongpu.EngineError(name, "gradients", err)
 	}
 	return packed, nil
