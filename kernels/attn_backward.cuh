@@ -6,7 +6,7 @@
 //
 // BackwardRows computes D in a launch of its own. In the launch of Backward, a thread block has KEYS keys of a KV head and a
 // sequence. It walks the query blocks that see one of the keys, for one query head of the group after the other. A warp
-// has 16 of the keys: its parts of dk and dv stay in registers, and its scores are transposed, so that p and dS are the left
+// has 16 of the keys, or 32: its parts of dk and dv stay in registers, and its scores are transposed, so that p and dS are the left
 // operands of products as they are. dS also goes to shared memory, and all warps multiply it by the keys.
 //
 // Sums of dq have a fixed order, from the last key block to the first: a block adds to a query block after the key block
@@ -123,10 +123,10 @@ template <class Format, int ROWS> struct BackwardRows {
 };
 
 // Head dims up to D: what is missing is zero in shared memory.
-template <class Format, int D, int WARPS, int ROWS, int STAGES> struct Backward {
+template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struct Backward {
   using Math = typename Format::Math;
   using Operand = typename Math::Operand;
-  static constexpr int THREADS = WARPS * 32, KEYS = WARPS * 16, BLOCKS = D / 64;
+  static constexpr int THREADS = WARPS * 32, MINE = TILES * 16, KEYS = WARPS * MINE, BLOCKS = D / 64;
   static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; // bytes of matrices: keys or values, rows, dS
   static constexpr int STAGE = 2 * ROW + ROWS * 8;                                 // q, dO, and for each row its log-sum-exp and D
   static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;
@@ -172,17 +172,20 @@ template <class Format, int D, int WARPS, int ROWS, int STAGES> struct Backward 
     const int group = warp % GROUPS, part = warp / GROUPS;
     const u32 slope = slopes + swizzled(lane % 8 + lane / 16 * 8, group * 32 + lane / 8 % 2 * 16);
 
-    float dk[D / 8][4], dv[D / 8][4];
+    float dk[TILES][D / 8][4], dv[TILES][D / 8][4];
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+    for (int t = 0; t < TILES; t++)
 #pragma unroll
-      for (int h = 0; h < 4; h++) dk[j][h] = dv[j][h] = 0.f;
+      for (int j = 0; j < D / 8; j++)
+#pragma unroll
+        for (int h = 0; h < 4; h++) dk[t][j][h] = dv[t][j][h] = 0.f;
     u32 stage = stages, other = STAGES == 2 ? stages + STAGE : stages;
     int head = 0, i = begin;
     u32* added = nullptr; // the counter of the step before, if others wait for it
     int adds = 0;
-    const auto release = [&] { // after a barrier behind all stores
-      if (added != nullptr && threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(added), "r"(adds) : "memory");
+    // After a barrier behind all stores. The thread waits for the stores, so it is of another warp than the one that polls.
+    const auto release = [&] {
+      if (added != nullptr && threadIdx.x == 32) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(added), "r"(adds) : "memory");
     };
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
@@ -191,45 +194,56 @@ template <class Format, int D, int WARPS, int ROWS, int STAGES> struct Backward 
       __syncthreads();
       release();
       if (STAGES == 2 && step + 1 < steps) bring(nextHead, next, other);
-      const int row = i * ROWS, most = min(sees(min(row + ROWS, s.queries) - 1), key + KEYS), mine = key + warp * 16; // most: keys that some row sees
+      const int row = i * ROWS, seen = sees(min(row + ROWS, s.queries) - 1), most = min(seen, key + KEYS), mine = key + warp * MINE; // keys that some row sees
+      const long long number = (long long)headOf(head) * p.blocks + i;
+      u32* const counter = p.counters + 1 + 3 * p.batch * p.kvHeads + number;
+      const int before = (seen - 1) / KEYS - block; // key blocks that add before this one
       if (mine < most) {
-        float x[ROWS / 8][4], y[ROWS / 8][4];
-        u32 w[ROWS / 16][4];
-        multiply(x, keys + warp * (16 * 128) + left, stage + right);
+        float x[TILES][ROWS / 8][4], y[TILES][ROWS / 8][4];
+        u32 w[TILES][ROWS / 16][4];
+        multiply(x, keys + warp * (MINE * 128) + left, stage + right);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++) {
           float of[4];
           loadFour(of, stage + 2 * ROW + (j * 8 + lane % 4 * 2) * 8);
 #pragma unroll
-          for (int h = 0; h < 4; h++) x[j][h] = exp2_(__fmaf_rn(notPositive(__fmaf_rn(x[j][h], p.scale, -of[h % 2 * 2])), LOG2E, Math::lift));
+          for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int h = 0; h < 4; h++) x[t][j][h] = exp2_(__fmaf_rn(notPositive(__fmaf_rn(x[t][j][h], p.scale, -of[h % 2 * 2])), LOG2E, Math::lift));
         }
-        if (mine + 16 > sees(row)) {
+        if (mine + MINE > sees(row)) {
 #pragma unroll
-          for (int j = 0; j < ROWS / 8; j++)
+          for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int h = 0; h < 4; h++)
-              if (mine + lane / 4 + h / 2 * 8 >= sees(row + j * 8 + lane % 4 * 2 + h % 2)) x[j][h] = 0.f;
+            for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+              for (int h = 0; h < 4; h++)
+                if (mine + t * 16 + lane / 4 + h / 2 * 8 >= sees(row + j * 8 + lane % 4 * 2 + h % 2)) x[t][j][h] = 0.f;
         }
         operands(w, x);
         add(dv, w, stage + ROW + left);
-        multiply(y, values + warp * (16 * 128) + left, stage + ROW + right);
+        multiply(y, values + warp * (MINE * 128) + left, stage + ROW + right);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++) {
           float of[4];
           loadFour(of, stage + 2 * ROW + (j * 8 + lane % 4 * 2) * 8);
 #pragma unroll
-          for (int h = 0; h < 4; h++) x[j][h] *= (y[j][h] - of[h % 2 * 2 + 1]) * factor;
+          for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+              const float d = y[t][j][h] - of[h % 2 * 2 + 1];
+              x[t][j][h] *= Math::narrow ? d * factor : d;
+            }
         }
         operands(w, x);
         add(dk, w, stage + left);
 #pragma unroll
-        for (int j = 0; j < ROWS / 8; j++)
+        for (int t = 0; t < TILES; t++)
 #pragma unroll
-          for (int h = 0; h < 2; h++) storeShared(slopes + swizzled(warp * 16 + lane / 4 + h * 8, j * 16 + lane % 4 * 4), w[j / 2][j % 2 * 2 + h]);
+          for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) storeShared(slopes + swizzled(warp * MINE + t * 16 + lane / 4 + h * 8, j * 16 + lane % 4 * 4), w[t][j / 2][j % 2 * 2 + h]);
       }
-      const long long number = (long long)headOf(head) * p.blocks + i;
-      u32* const counter = p.counters + 1 + 3 * p.batch * p.kvHeads + number;
-      const int before = (sees(min(row + ROWS, s.queries) - 1) - 1) / KEYS - block; // key blocks that add before this one
       if (before > 0 && threadIdx.x == 0) {
         u32 have;
         do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(have) : "l"(counter) : "memory");
@@ -275,9 +289,12 @@ template <class Format, int D, int WARPS, int ROWS, int STAGES> struct Backward 
     }
     __syncthreads();
     release();
-    const int mine = key + warp * 16 + lane / 4;
-    store(p.dk, dk, (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, back);
-    if (p.dv != nullptr) store(p.dv, dv, (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, powerOf2(-(int)Math::lift));
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const int mine = key + warp * MINE + t * 16 + lane / 4;
+      store(p.dk, dk[t], (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, back);
+      if (p.dv != nullptr) store(p.dv, dv[t], (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, powerOf2(-(int)Math::lift));
+    }
   }
 
   static constexpr float LOG2E = 1.4426950408889634f;
@@ -295,41 +312,46 @@ template <class Format, int D, int WARPS, int ROWS, int STAGES> struct Backward 
       }
   }
 
-  // Products of 16 rows of a matrix of KEYS rows and all of one of ROWS rows.
-  __device__ static __forceinline__ void multiply(float (&x)[ROWS / 8][4], u32 of, u32 by) {
+  // Products of MINE rows of a matrix of KEYS rows and all of one of ROWS rows.
+  __device__ static __forceinline__ void multiply(float (&x)[TILES][ROWS / 8][4], u32 of, u32 by) {
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; j++) x[j][0] = x[j][1] = x[j][2] = x[j][3] = 0.f;
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) x[t][j][0] = x[t][j][1] = x[t][j][2] = x[t][j][3] = 0.f;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-      u32 a[4];
-      loadMatrix(a, (of ^ k % 4 * 32) + k / 4 * (KEYS * 128));
+      u32 a[TILES][4];
+#pragma unroll
+      for (int t = 0; t < TILES; t++) loadMatrix(a[t], (of ^ k % 4 * 32) + k / 4 * (KEYS * 128) + t * 16 * 128);
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j += 2) {
         u32 b[4];
         loadMatrix(b, (by ^ k % 4 * 32) + k / 4 * (ROWS * 128) + j * 8 * 128);
-        Math::mma(x[j], a, b[0], b[1]);
-        Math::mma(x[j + 1], a, b[2], b[3]);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) Math::mma(x[t][j], a[t], b[0], b[1]), Math::mma(x[t][j + 1], a[t], b[2], b[3]);
       }
     }
   }
 
-  __device__ static __forceinline__ void operands(u32 (&w)[ROWS / 16][4], const float (&x)[ROWS / 8][4]) {
+  __device__ static __forceinline__ void operands(u32 (&w)[TILES][ROWS / 16][4], const float (&x)[TILES][ROWS / 8][4]) {
 #pragma unroll
-    for (int k = 0; k < ROWS / 16; k++)
+    for (int t = 0; t < TILES; t++)
 #pragma unroll
-      for (int h = 0; h < 4; h++) w[k][h] = Operand::pack(x[2 * k + h / 2][h % 2 * 2], x[2 * k + h / 2][h % 2 * 2 + 1]);
+      for (int k = 0; k < ROWS / 16; k++)
+#pragma unroll
+        for (int h = 0; h < 4; h++) w[t][k][h] = Operand::pack(x[t][2 * k + h / 2][h % 2 * 2], x[t][2 * k + h / 2][h % 2 * 2 + 1]);
   }
 
   // Adds the products of w and a matrix of ROWS rows.
-  __device__ static __forceinline__ void add(float (&to)[D / 8][4], const u32 (&w)[ROWS / 16][4], u32 rows) {
+  __device__ static __forceinline__ void add(float (&to)[TILES][D / 8][4], const u32 (&w)[TILES][ROWS / 16][4], u32 rows) {
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++)
 #pragma unroll
       for (int n = 0; n < D / 16; n++) {
         u32 b[4];
         loadMatrixTransposed(b, (rows ^ n % 4 * 32) + n / 4 * (ROWS * 128) + k * 16 * 128);
-        Math::mma(to[2 * n], w[k], b[0], b[1]);
-        Math::mma(to[2 * n + 1], w[k], b[2], b[3]);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) Math::mma(to[t][2 * n], w[t][k], b[0], b[1]), Math::mma(to[t][2 * n + 1], w[t][k], b[2], b[3]);
       }
   }
 

@@ -19,19 +19,21 @@ const backwardUnit = "backward"
 type backwardKernel struct {
 	dim          int
 	capability   versions
+	warps        int
 	rows, stages int // of a query block: rows, and query blocks in shared memory
 }
 
 var backwardTable = []backwardKernel{
-	{64, ampere, 32, 2},
-	{128, largeShared, 64, 2},
-	{128, hopper, 64, 2},
-	{128, smallShared, 32, 1},
+	{64, largeShared, 4, 32, 2},
+	{64, hopper, 4, 32, 2},
+	{64, smallShared, 8, 64, 2},
+	{128, largeShared, 8, 64, 2},
+	{128, hopper, 8, 64, 2},
+	{128, smallShared, 8, 32, 1},
 }
 
 const (
 	backwardKeys        = 128 // of a thread block
-	backwardThreads     = 256
 	backwardRowsThreads = 256
 )
 
@@ -225,7 +227,7 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 		cuda.Grid
 	}{
 		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}},
-		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, backwardKeys)}, Threads: [3]int{backwardThreads}, Shared: k.shared()}},
+		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, backwardKeys)}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}},
 	} {
 		args.Reset()
 		cuda.Struct(&args, &p)

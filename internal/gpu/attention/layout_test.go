@@ -53,11 +53,10 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"ROW_ATTENTION(lean_f16_64_row, AsF16, false) ROW_ATTENTION(lean_bf16_64_row, AsBF16, false) ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true) ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)",
 		},
 		"attn_backward.cuh": {
-			"KEYS = WARPS * 16,", "static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; static constexpr int STAGE = 2 * ROW + ROWS * 8; static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;",
+			"MINE = TILES * 16, KEYS = WARPS * MINE,", "static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; static constexpr int STAGE = 2 * ROW + ROWS * 8; static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;",
 		},
 		"backward.cu": {
-			"#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL) #define STEP 64, 2 #else #define STEP 32, 1 #endif", // backwardTable
-			"T, 2, 64, 8, 32, 2)", "T, 1, 128, 8, STEP)",
+			"#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL) #define HEADS_64 2, 64, 4, 2, 32, 2 #define HEADS_128 1, 128, 8, 1, 64, 2 #else #define HEADS_64 1, 64, 8, 1, 64, 2 #define HEADS_128 1, 128, 8, 1, 32, 1 #endif", // backwardTable
 		},
 		"attn_prefill_rows.cuh": {
 			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
