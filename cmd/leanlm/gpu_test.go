@@ -64,7 +64,7 @@ func TestGPUCause(t *testing.T) {
 }
 
 // TestGPUTexts: texts on a GPU are those of the CPU: chosen by the GPU and by the host, drawn, stopped, guessed, from a prompt cache,
-// and in a conversation. -stats and -json tell the GPU.
+// in a conversation, and with weights of 8 bits. -stats and -json tell the GPU.
 func TestGPUTexts(t *testing.T) {
 	devicetest.Open(t)
 	n := "12"
@@ -72,9 +72,9 @@ func TestGPUTexts(t *testing.T) {
 		n = "3" // an emulated GPU is slow
 	}
 	cache := filepath.Join(t.TempDir(), "cache")
-	all := [][]string{nil, {"-logprobs", "2"}, {"-temp", "0.7", "-seed", "3"}, {"-stop", "e"}, {"-draft", "4"}, {"-prompt-cache", cache}, {"-prompt-cache", cache}}
+	all := [][]string{nil, {"-logprobs", "2"}, {"-weights", "int8", "-exact"}, {"-temp", "0.7", "-seed", "3"}, {"-stop", "e"}, {"-draft", "4"}, {"-prompt-cache", cache}, {"-prompt-cache", cache}}
 	if testing.Short() {
-		all = all[1:3]
+		all = all[1:4]
 	}
 	for _, flags := range all {
 		args := append([]string{"-p", "Once upon a time there was a girl who went to the next", "-n", n}, flags...)

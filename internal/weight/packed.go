@@ -119,7 +119,7 @@ func (p *Packed) Pack(dst []byte, m *Matrix) {
 		wait.Add(1)
 		go func() {
 			defer wait.Done()
-			w := packer{p: p, m: m, dst: dst, q: make([]int8, p.Columns)}
+			w := packer{p: p, m: m, dst: dst, q: make([]int8, p.Columns), u: make([]byte, p.Chunks*p.Width())}
 			w.scales, w.minima = make([]float32, p.Columns/16+1), make([]float32, p.Columns/16+1)
 			for row := i * tiles / workers * packedTile; row < min(p.Rows, (i+1)*tiles/workers*packedTile); row++ {
 				w.row(row)
@@ -138,6 +138,7 @@ type packer struct {
 	m              *Matrix
 	dst            []byte
 	q              []int8
+	u              []byte    // q as it is stored, and 0 up to whole chunks
 	scales, minima []float32 // of the row
 }
 
@@ -170,29 +171,59 @@ func (w *packer) row(row int) {
 		}
 		Unpack(p.Format, w.q, w.scales, w.minima, src)
 	}
+	w.stored(src, place)
 	at := tile*packedTile*p.Chunks*32 + in/packedStrip*512 + in%8*64
 	high := in % packedStrip / 8
-	if packings[p.Format].columns == 32 {
-		for k := range n {
-			b := byte(128)
-			switch p.Format {
-			case Int8:
-				b += src[k]
-			case E4M3:
-				b = src[k]
-			default:
-				b += byte(w.q[k])
+	order := binary.LittleEndian
+	if p.Width() == 32 {
+		high *= 8
+		for k := 0; k < len(w.u); k += 16 {
+			u, to := (*[16]byte)(w.u[k:]), (*[64]byte)(w.dst[at+k/32*rows*32:])
+			for q := range 4 {
+				for half := range 2 {
+					word, v := to[16*q+k%32/16*8+4*half:], u[2*q+8*half:]
+					order.PutUint32(word, order.Uint32(word)|(uint32(v[0])|uint32(v[1])<<16)<<high)
+				}
 			}
-			w.dst[at+k/32*rows*32+k%8/2*16+k%32/16*8+k%16/8*4+high+k%2*2] = b
 		}
 		return
 	}
-	for k := range n {
-		q := byte(int32(w.q[k]) + p.Zero)
-		if p.Kind == PackedZeros {
-			q += w.dst[p.Second+2*place(k/p.Group)]
+	high *= 4
+	for k := 0; k < len(w.u); k += 16 {
+		u, to := (*[16]byte)(w.u[k:]), (*[64]byte)(w.dst[at+k/64*rows*32:])
+		for q := range 4 {
+			word := to[16*q+k%64/16*4:]
+			v := uint32(u[2*q]) | uint32(u[2*q+1])<<16 | uint32(u[2*q+8])<<8 | uint32(u[2*q+9])<<24
+			order.PutUint32(word, order.Uint32(word)|v<<high)
 		}
-		bit := (k%16/8*2 + high + k%2*4) * 4
-		w.dst[at+k/64*rows*32+k%8/2*16+k%64/16*4+bit/8] |= q << (bit % 8)
+	}
+}
+
+// stored writes the integers of a row as they are packed, without a sign, to w.u. place has the place of a group in a plane.
+func (w *packer) stored(src []byte, place func(group int) int) {
+	p, q := w.p, w.q
+	u := w.u[:len(q)]
+	switch {
+	case p.Format == E4M3:
+		copy(u, src)
+	case p.Format == Int8:
+		for k, v := range src {
+			u[k] = v + 128
+		}
+	case p.Width() == 32:
+		for k, v := range q {
+			u[k] = byte(v) + 128
+		}
+	case p.Kind == PackedZeros:
+		for g := range p.Groups {
+			zero := w.dst[p.Second+2*place(g)]
+			for k, v := range q[g*p.Group:][:p.Group] {
+				u[g*p.Group+k] = byte(v) + zero
+			}
+		}
+	default:
+		for k, v := range q {
+			u[k] = byte(v) + byte(p.Zero)
+		}
 	}
 }
