@@ -9,7 +9,7 @@ const (
 	latentDim     = 576 // of keys
 	latentValue   = 512 // of values
 	latentKeys    = 64  // of a chunk
-	latentColumns = 64  // of a product, at most: rows of an output tile, times the parts of a query
+	latentRows    = 64  // of a product: of an output tile, or a pass's with the parts of a query
 	latentWarps   = 8   // that compute
 	latentThreads = 384 // with the warps that copy
 )
@@ -22,23 +22,17 @@ type latentParams struct {
 	_    [16]byte // up to a multiple of mapAlign
 }
 
-// latentConfig returns the configuration of a launch: the ring has as many blocks of 64 columns as shared memory holds.
-func (e *Engine) latentConfig(k *kernel, dim, parts int) (c config, ok bool) {
-	columns := min(k.tile.rows*parts, latentColumns)
-	rows, block := columns/parts, latentKeys*128
-	rest := dim/64*columns*128 + block + (latentWarps+5)*rows*4 + 3*16
-	c = config{warps: latentWarps, slots: (e.info.SharedPerBlockMost - rest) / (block + 16), buffers: 1, threads: latentThreads}
-	c.shared = rest + c.slots*(block+16)
-	return c, c.slots >= dim/64+1
+// latentConfig returns the configuration of a launch: the ring has two chunks.
+func (e *Engine) latentConfig(dim, parts int) (c config, ok bool) {
+	rows, block := latentRows/parts, latentKeys*128
+	c = config{warps: latentWarps, slots: 2 * dim / 64, buffers: 1, threads: latentThreads}
+	c.shared = (c.slots+dim/64+1)*block + 7*rows*4 + 2*16 + c.slots*16
+	return c, c.shared <= e.info.SharedPerBlockMost
 }
 
 func latentFits(e *Engine, k *kernel, dim, rows int) bool {
-	for parts := 1; parts <= 2; parts++ {
-		if _, ok := e.latentConfig(k, dim, parts); !ok {
-			return false
-		}
-	}
-	return true
+	_, ok := e.latentConfig(dim, 1) // with two parts there are fewer statistics
+	return ok
 }
 
 // runLatent queues attention by a kernel for keys that hold the values. Queries and outputs of the keys' type are operands
@@ -50,7 +44,7 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 		parts = 1
 	}
 	shape := e.shapeOf(k, g.Dim)
-	c, _ := e.latentConfig(k, g.Dim, parts) // choose has found the configuration
+	c, _ := e.latentConfig(g.Dim, parts) // choose has found the configuration
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	p.fill(o, &shape, &c, box)
 	a := latentParams{Params: p.params.Params, meet: p.params.meet}

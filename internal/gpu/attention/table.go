@@ -271,16 +271,14 @@ func decodeLines() (lines []kernel) {
 	return lines
 }
 
-// latentLines returns the lines of the kernels for keys that hold the values, those for most rows first.
+// latentLines returns the lines of the kernels for keys that hold the values.
 func latentLines() (lines []kernel) {
 	for _, kv := range gpu.Halves {
-		for _, t := range []struct{ rows, least int }{{64, 33}, {32, 17}, {16, 0}} {
-			name := fmt.Sprintf("latent_%s_%d", gpu.Name(kv), t.rows)
-			lines = append(lines, kernel{
-				family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{latentDim}, value: latentValue,
-				rows: t.least, capability: hopper, tile: tile{rows: t.rows}, features: latentFeatures, needs: attn.ValuesInKeys,
-			})
-		}
+		name := "latent_" + gpu.Name(kv)
+		lines = append(lines, kernel{
+			family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{latentDim}, value: latentValue,
+			capability: hopper, tile: tile{rows: latentRows}, features: latentFeatures, needs: attn.ValuesInKeys,
+		})
 	}
 	return lines
 }
