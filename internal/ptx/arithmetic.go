@@ -34,6 +34,7 @@ var binary32 = map[string]func(a, b uint32) uint32{
 	"max.f32":     floats(func(a, b float32) float32 { return -smaller(-a, -b) }),
 	"min.NaN.f32": floats(func(a, b float32) float32 { return min(a, b) }),
 	"div.f32":     floats(func(a, b float32) float32 { return a / b }),
+	"sub.f16x2":   func(a, b uint32) uint32 { return less16(a>>16, b>>16)<<16 | less16(a, b) },
 }
 
 var binary64 = map[string]func(a, b uint64) uint64{
@@ -108,6 +109,26 @@ func smaller[F float32 | float64](a, b F) F {
 	return b
 }
 
+// less16 returns a-b of float16, which float32 has exactly.
+func less16(a, b uint32) uint32 {
+	return uint32(half.FromFloat32(half.Float16(a).Float32() - half.Float16(b).Float32()))
+}
+
+// permuted returns the four bytes of a and b, whose bytes are numbers 0 to 3 and 4 to 7, that the lowest hexadecimal digits of
+// choice name. A digit from 8 on fills its byte with the sign of byte digit-8.
+func permuted(a, b, choice uint32) (x uint32) {
+	all := uint64(b)<<32 | uint64(a)
+	for i := range 4 {
+		digit := choice >> (4 * i)
+		part := uint32(all>>(digit&7*8)) & 0xff
+		if digit&8 != 0 {
+			part = part >> 7 * 0xff
+		}
+		x |= part << (8 * i)
+	}
+	return x
+}
+
 // fma32 returns x*y+z with one rounding. If the float64 sum lies halfway between two float32 numbers, the
 // rounding error of the sum decides.
 func fma32(x, y, z float32) float32 {
@@ -171,7 +192,7 @@ next:
 // operands is the number of operands of each arithmetic instruction.
 var operands = map[string]int{
 	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "ex2": 2, "fma": 4,
-	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2,
+	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2, "prmt": 4,
 	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
 }
 
@@ -358,7 +379,7 @@ func insertField[T word](d, a, b, position, n register) func(w *warp, m uint32) 
 // instructions.
 func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	n := operands[s.op[0]]
-	if s.op[0] == "cvt" && (s.has("f16x2") || s.has("bf16x2")) {
+	if s.op[0] == "cvt" && (s.has("f16x2") || s.has("bf16x2")) && !s.has("e4m3x2") {
 		n++
 	}
 	if n == 0 || len(s.op) < 2 {
@@ -418,6 +439,8 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 		return map3(c.dst(&args[0], 64), c.src64(&args[1]), c.src64(&args[2]), c.src64(&args[3]), func(a, b, e uint64) uint64 {
 			return math.Float64bits(math.FMA(math.Float64frombits(a), math.Float64frombits(b), math.Float64frombits(e)))
 		})
+	case "prmt.b32":
+		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), permuted)
 	case "bfi.b32":
 		return insertField[uint32](c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), c.src32(&args[4]))
 	case "bfi.b64":

@@ -250,6 +250,27 @@ func TestIntegers(t *testing.T) {
 			}
 			return x
 		}},
+		operation{"sub.rn.f16x2 %d32, %a32, %b32", func(a, b, _, _ uint64) (x uint64) {
+			for i := range 2 {
+				difference := float64(half.Float16(a>>(16*i)).Float32()) - float64(half.Float16(b>>(16*i)).Float32())
+				x |= uint64(half.FromFloat64(difference)) << (16 * i)
+			}
+			return x
+		}},
+		operation{"prmt.b32 %d32, %a32, %b32, %c32", func(a, b, c, _ uint64) (x uint64) {
+			digits := fmt.Sprintf("%08x", uint32(c))
+			for _, digit := range digits[4:] {
+				n := strings.IndexRune("0123456789abcdef", digit)
+				part := fmt.Sprintf("%08x%08x", uint32(b), uint32(a))[14-n%8*2:][:2]
+				if n >= 8 {
+					part = map[bool]string{false: "00", true: "ff"}[part >= "80"]
+				}
+				var of uint64
+				fmt.Sscanf(part, "%x", &of)
+				x = x<<8 | of
+			}
+			return x
+		}},
 		operation{"bfi.b32 %d32, %a32, %b32, %c32, %e32", func(a, b, c, e uint64) uint64 { return insert(a, b, c, e, 32) }},
 		operation{"bfi.b64 %d64, %a64, %b64, %c32, %e32", func(a, b, c, e uint64) uint64 { return insert(a, b, c, e, 64) }},
 		operation{"and.b32 %x32, %c32, 63; and.b32 %y32, %e32, 63; bfi.b64 %d64, %a64, %b64, %x32, %y32", func(a, b, c, e uint64) uint64 { return insert(a, b, c&63, e&63, 64) }},

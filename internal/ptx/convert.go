@@ -237,6 +237,18 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 	if len(s.op) == 4 {
 		rounding = s.op[1]
 	}
+	if to == "f16x2" && from == "e4m3x2" && rounding == "rn" {
+		return map1(c.dst(&s.args[0], 32), c.src32(&s.args[1]), func(a uint32) (x uint32) {
+			for i := range 2 {
+				h := uint32(0x7fff) // NaN
+				if e := half.E4M3(a >> (8 * i)); !e.IsNaN() {
+					h = uint32(half.FromFloat32(e.Float32()))
+				}
+				x |= h << (16 * i)
+			}
+			return x
+		})
+	}
 	if to == "f16x2" || to == "bf16x2" {
 		if rounding != "rn" || from != "f32" {
 			return nil

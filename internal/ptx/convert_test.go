@@ -221,6 +221,22 @@ func TestConversions(t *testing.T) {
 	bf16 := func(x float32) uint16 { return uint16(half.BFromFloat32(x)) }
 	try(t, rng, operation{"cvt.rn.f16x2.f32 %d32, %a32, %b32", pack(f16)}, "f32", nil)
 	try(t, rng, operation{"cvt.rn.bf16x2.f32 %d32, %a32, %b32", pack(bf16)}, "f32", nil)
+	try(t, rng, operation{"cvt.rn.f16x2.e4m3x2 %d32, %a16", func(a, _, _, _ uint64) (x uint64) {
+		for i := range 2 {
+			b := a >> (8 * i) & 0xff
+			var h uint64
+			switch e, fraction := b>>3&15, b&7; {
+			case b&0x7f == 0x7f:
+				h = 0x7fff
+			case e > 0: // the exponents' biases are 7 and 15
+				h = b&0x80<<8 | (e+8)<<10 | fraction<<7
+			default: // fraction * 2^-9
+				h = b&0x80<<8 | uint64(half.FromFloat32(float32(fraction)/512))
+			}
+			x |= h << (16 * i)
+		}
+		return x
+	}}, "int", nil)
 	for _, text := range []string{"cvt.rz.f16x2.f32 %r0, %f0, %f1;", "cvt.rn.relu.f16x2.f32 %r0, %f0, %f1;", "cvt.rn.f16x2.f32 %r0, %f0;", "cvt.sat.f32.f32 %f0, %f1;", "cvt.rn.ftz.f32.f64 %f0, %rd0;", "cvt.f32 %f0, %f1;", "cvt %f0, %f1;",
 		"cvt.rn.bf16.f32 %h0, %f0;", "cvt.f64.f32 %rd0, %rd1;"} {
 		compileFails(t, text, "")

@@ -313,7 +313,7 @@ func readTensor(w *warp, address uint64, lane int) (t tensor) {
 	}
 	t.strides = [2]int{int(x[5]), int(x[6])}
 	t.swizzle = x[11] == 3
-	if t.element == 0 || x[10] != 0 || x[11] != 0 && x[11] != 3 || x[13] != 0 || t.box[0]*t.element%16 != 0 || t.swizzle && (t.box[0]*t.element > 128 || t.bytes()%128 != 0) {
+	if t.element == 0 || x[10] != 0 || x[11] != 0 && x[11] != 3 || x[13] != 0 || t.box[0]*t.element%16 != 0 || t.swizzle && t.box[0]*t.element != 128 {
 		w.fail("no tensor map: %d", x)
 	}
 	return t
