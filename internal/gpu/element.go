@@ -2,10 +2,11 @@ package gpu
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// Types are the element types that kernels know, Halves those of 16 bits.
+// Types are the element types that kernels know, Halves those of 16 bits. Eights are types of keys and values alone, with scales.
 var (
 	Types  = []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	Halves = []attn.DType{attn.Float16, attn.BFloat16}
+	Eights = []attn.DType{attn.E4M3, attn.Int8}
 )
 
 // elements is what kernels make of a type; nothing of those that they do not know.
@@ -16,10 +17,15 @@ var elements = [attn.DTypes]struct {
 	attn.Float16:  {"f16", 16},
 	attn.BFloat16: {"bf16", 16},
 	attn.Float32:  {"f32", 8},
+	attn.E4M3:     {"e4m3", 16},
+	attn.Int8:     {"int8", 16},
 }
 
-// Known says whether kernels know a type.
+// Known says whether kernels know a type, with or without scales.
 func Known(d attn.DType) bool { return d < attn.DTypes && elements[d].name != "" }
+
+// IsTensor says whether kernels know a type of tensors.
+func IsTensor(d attn.DType) bool { return Known(d) && d.Size() > 1 }
 
 // Name is a type's in the names of kernels.
 func Name(d attn.DType) string { return elements[d].name }

@@ -21,19 +21,24 @@ func (m *Memory) Address() uint64 { return m.Buffer.Address() + uint64(m.Offset)
 // Check reports whether m is memory of at least so many elements of a type that
 // kernels know.
 func (m *Memory) Check(op, name string, elements int) error {
-	return m.check(op, name, elements, 16)
+	return m.check(op, name, elements, 16, IsTensor)
+}
+
+// CheckStored is Check of keys and values of a cache, which may have a type of [Eights].
+func (m *Memory) CheckStored(op, name string, elements int) error {
+	return m.check(op, name, elements, 16, Known)
 }
 
 // CheckLoose is Check of what kernels read and write by elements: it may be at any of them.
 func (m *Memory) CheckLoose(op, name string, elements int) error {
-	return m.check(op, name, elements, uint64(m.DType.Size()))
+	return m.check(op, name, elements, uint64(m.DType.Size()), IsTensor)
 }
 
-func (m *Memory) check(op, name string, elements int, align uint64) error {
+func (m *Memory) check(op, name string, elements int, align uint64, known func(attn.DType) bool) error {
 	switch size := int64(m.DType.Size()); {
 	case m.Buffer == nil:
 		return Errorf(op, attn.ErrShape, "%s has no buffer", name)
-	case !Known(m.DType):
+	case !known(m.DType):
 		return Errorf(op, attn.ErrDType, "%s is %v", name, m.DType)
 	case m.Len < elements:
 		return Errorf(op, attn.ErrShape, "%s has %d elements of %d", name, m.Len, elements)

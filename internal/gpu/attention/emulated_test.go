@@ -136,6 +136,13 @@ func TestEmulatedLatent(t *testing.T) {
 	testFamilies(t, m, reftest.Rand(t), latentFamilies(), 10_000_000)
 }
 
+func TestEmulatedNarrow(t *testing.T) {
+	m := emulatedGPU(t, 3)
+	testNarrow(t, m, reftest.Cases(t, 18, 200), 200)
+	testNarrowNaN(t, m)
+	testNarrowRotary(t, m, 6)
+}
+
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }

@@ -19,7 +19,7 @@ type Engine struct {
 	loading                       sync.Mutex // held while functions of kernels are loaded
 	append                        *cuda.Function
 	gatherPrefixes, mergePrefixes *cuda.Function // nil before first use
-	rotary                        *cuda.Function // nil before first use
+	rotary, appendNarrow          *cuda.Function // nil before first use
 	closed                        atomic.Bool
 
 	Eager  bool // tests: use all thread blocks, although problems are small

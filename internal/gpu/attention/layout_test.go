@@ -47,6 +47,11 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"char* const operands = memory + p.slots * SLOT;", "u64* const bars = (u64*)(operands + OPERANDS); u64* const bufferBars = bars + 2 * p.slots;",
 			"sh.last = (int*)(bufferBars + 4); sh.o = (float*)(bufferBars + 6); sh.m = (float4*)(sh.o + sh.buffers * WARPS * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
+		"attn_narrow_tile.cuh": {
+			"#if __CUDA_ARCH__ >= 900 static constexpr int KEYS = 64, PITCH = D; #else static constexpr int KEYS = 32, PITCH = 128; #endif",
+			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = 8192;", // scaleBytes
+		},
+		"attn_narrow.cuh": {"enum : int { SCALES_BY_HEAD = 1, SCALES_BY_PAGE = 2, SCALES_BY_TOKEN = 3 };"}, // attn.Scales
 		"lean.cu": {
 			"HOPPER_ATTENTION(lean_f16_128_many, AsF16, 128, true) HOPPER_ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
 			"HOPPER_ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) HOPPER_ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)",
@@ -135,6 +140,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
 		{"kernels/attn_backward.cuh", "BackwardParams", backwardParams{}},
+		{"kernels/attn_narrow.cuh", "NarrowParams", narrowScales{}},
+		{"kernels/attn_narrow.cuh", "NarrowLaunchParams", narrowParams{}},
+		{"kernels/attn_narrow_append.cuh", "NarrowAppendParams", narrowAppend{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},
 		{"kernels/attn_rotary.cuh", "RotaryAppendParams", rotaryParams{}},

@@ -48,6 +48,7 @@ type Plan struct {
 	rotated
 	prefixes      prefixes
 	unfusedParams unfusedParams
+	narrowed      narrowed
 
 	reach     int  // extent of the sequences' rows of queries and outputs
 	lastPage  int  // the highest page number
@@ -227,6 +228,9 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 		return err
 	}
 	if err := p.engine.loadRotary(&g); err != nil {
+		return err
+	}
+	if err := p.engine.loadNarrow(&g); err != nil {
 		return err
 	}
 	var scores int64

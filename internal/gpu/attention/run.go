@@ -65,10 +65,13 @@ func (p *Plan) checkPages(op string, pages *Pages) error {
 	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; kernels support %d", rows, mostKeyRows)
 	}
-	if err := k.Check(op, "k", need); err != nil {
+	if err := k.CheckStored(op, "k", need); err != nil {
 		return err
 	}
-	if err := v.Check(op, "v", need); err != nil {
+	if err := v.CheckStored(op, "v", need); err != nil {
+		return err
+	}
+	if err := p.checkScales(op, pages); err != nil {
 		return err
 	}
 	if k.DType != g.Pages.Planes[0].DType || v.DType != g.Pages.Planes[0].DType {
@@ -193,7 +196,7 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 		return err
 	}
 	if g.Bias != (attn.Bias{}) {
-		if !gpu.Known(o.Bias.DType) {
+		if !gpu.IsTensor(o.Bias.DType) {
 			return gpu.Errorf(op, attn.ErrDType, "the bias is %v", o.Bias.DType)
 		}
 		if err := o.Bias.Check(op, "the bias", g.Bias.Size()); err != nil {
@@ -241,7 +244,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps the buffers of an attention launch alive.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
+	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Pages[0].Scales.Buffer, o.Pages[1].Scales.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
 		if b != nil {
 			p.args.Hold(b)
 		}
@@ -317,6 +320,9 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	}
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
+	}
+	if isNarrow(&p.form.geometry) {
+		return p.storeNarrow(s, &to, &rotaryParams{Append: p.newRows}, newK.Buffer, newV.Buffer)
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)

@@ -57,7 +57,7 @@ type shape struct {
 	blocks  int  // column blocks of 128 bytes in a row
 	slot    int  // bytes of a chunk's keys and values
 	ring    int  // bytes of the ring, if shared memory suffices
-	query   int  // bytes of queries in shared memory
+	query   int  // bytes of queries in shared memory, or of scales
 	width   int  // floats between rows of a state in shared memory
 	apart   bool // each copy has one column block
 }
@@ -80,6 +80,12 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 	}
 	s.blocks = (row + 127) / 128
 	s.slot = 2 * s.blocks * s.keys * 128
+	if element.Size() == 1 {
+		if s.query = scaleBytes; e.hasCopyEngine() {
+			s.slot = 2 * s.keys * dim
+		}
+		return s
+	}
 	if row > 256 {
 		if element.Size() == 2 {
 			s.query = dim / 16 * 32 * 16 * 2
@@ -106,6 +112,11 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 // chunk, unless each copy has one.
 func (s *shape) tiles(rows, box int) cuda.Tiles {
 	size := s.element.Size()
+	if size == 1 { // lines of 128 bytes, each one key or two, as elements of 16 bits
+		of := 128 / s.dim
+		lines := uint64(max(rows/of, 1))
+		return cuda.Tiles{ElementBytes: 2, Dims: [3]uint64{64, lines, 1}, Strides: [2]uint64{128, 128 * lines}, Box: [3]uint32{64, uint32(box / of), 1}}
+	}
 	row, column := uint64(s.dim*size), 128/size
 	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
 	if row%128 == 0 {

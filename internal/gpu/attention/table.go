@@ -65,6 +65,9 @@ var (
 	// decodeFamily: thread blocks have ranges of LeanTiles. Output tiles have 16 rows.
 	decodeFamily = kernelFamily{shared: true, fits: decodeFits, run: (*Plan).runDecode}
 
+	// narrowFamily: as decodeFamily, and elements of pages have scales.
+	narrowFamily = kernelFamily{shared: true, fits: narrowFits, run: (*Plan).runNarrow}
+
 	// latentFamily: as decodeFamily, and values are the first elements of keys. Output tiles have up to 64 rows.
 	latentFamily = kernelFamily{shared: true, fits: latentFits, run: (*Plan).runLatent}
 
@@ -120,16 +123,19 @@ const (
 	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
 	latentUnit         = "latent"
+	narrowUnit         = "attn_narrow"
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
 	variantEnd         = "_variant" // suffix of the names of kernels with scores
 )
 
-// Kernels in appendUnit that store new keys and values of all types. rotaryEntry also applies a rotary embedding.
+// Kernels that store new keys and values: in appendUnit those of all types without scales, in narrowUnit that for scales.
+// rotaryEntry also applies a rotary embedding, and narrowEntry if there is one.
 const (
 	appendEntry = "append_rows"
 	rotaryEntry = "append_rotated"
+	narrowEntry = "append_narrow"
 )
 
 var (
@@ -146,7 +152,7 @@ const prefillRows = BlockRows + 1
 var headDims = []int{64, 80, 96, 128, 256}
 
 // table has a line for each kernel.
-var table = slices.Concat(prefillLines(), decodeLines(), latentLines(), unfusedLines())
+var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), latentLines(), unfusedLines())
 
 // prefillTiles are the output tiles of prefill kernels of one head dim.
 type prefillTiles struct {
@@ -271,6 +277,19 @@ func decodeLines() (lines []kernel) {
 	return lines
 }
 
+// narrowLines returns the lines of the kernels for keys and values of 8 bits.
+func narrowLines() (lines []kernel) {
+	for _, kv := range gpu.Eights {
+		for _, dim := range []int{64, 128} {
+			lines = append(lines, kernel{
+				family: &narrowFamily, unit: narrowUnit, entries: []string{fmt.Sprintf("narrow_%s_%d", gpu.Name(kv), dim)}, kv: kv, dims: []int{dim},
+				pages: true, capability: ampere, tile: tile{rows: BlockRows}, features: decodeFeatures | attn.Scaled, needs: attn.Scaled,
+			})
+		}
+	}
+	return lines
+}
+
 // latentLines returns the lines of the kernels for keys that hold the values.
 func latentLines() (lines []kernel) {
 	for _, kv := range gpu.Halves {
@@ -365,17 +384,21 @@ func supportsKeys(op string, g *attn.Problem) error {
 	case g.Pages.Planes[0].At.Page/g.Dim >= mostKeyRows || g.Pages.Planes[0].At.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
 		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", g.Pages.Planes[0].At, g.PageTokens, mostKeyRows)
 	}
-	return nil
+	return supportsScales(op, g)
 }
 
 // refusal returns an error with the first part of w that none of kernels supports.
 func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
+	narrow := g.Pages.Key().DType.Size() == 1 && w.features&attn.ValuesInKeys == 0
+	if narrow {
+		can.Name += " to keys and values of 8 bits"
+	}
 	var dims []int
 	multiple := 0
 	for i := range kernels {
 		k := &kernels[i]
-		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&attn.ValuesInKeys != 0 {
+		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&attn.ValuesInKeys != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
 		can.Features |= k.features

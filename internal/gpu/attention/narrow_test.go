@@ -1,0 +1,434 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// narrowProblem is a problem with keys and values of 8 bits.
+type narrowProblem struct {
+	*problem
+	kind   attn.Scales
+	eight  reftest.Eight
+	scales [2]gpu.Memory
+	want   [2][]byte // keys and values after the append
+	wants  [2][]byte // their scales
+}
+
+// eightOf returns the type that the reference has for a type of keys and values, and its NaN.
+func eightOf(kv attn.DType) (reftest.Eight, byte) {
+	if kv == attn.E4M3 {
+		return reftest.E4M3, 0x7f
+	}
+	return reftest.Int8, 0x80
+}
+
+// bitsOf returns the element of a type that is a number.
+func bitsOf(kv attn.DType, x float64) byte {
+	if kv == attn.E4M3 {
+		return byte(half.E4M3FromFloat64(x))
+	}
+	return byte(half.Int8FromFloat64(x))
+}
+
+// newNarrow draws numbers and a layout, and copies them to the machine. Elements and scales that must not be read are NaN.
+func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape reftest.Shape, kv attn.DType, kind attn.Scales, page int) *narrowProblem {
+	t.Helper()
+	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
+	query, newType := enginetest.Pick(rng, types...), enginetest.Pick(rng, types...)
+	n := &narrowProblem{problem: &problem{rng: rng, kv: kv, query: query, out: enginetest.Pick(rng, types...), pageTokens: page}, kind: kind}
+	p := n.problem
+	p.Case = reftest.New(rng, shape, in, enginetest.Format(query), reftest.Float16)
+	var nan byte
+	n.eight, nan = eightOf(kv)
+
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Scale: p.Scale, Mask: p.Mask, PageTokens: page}
+	g := &p.geometry
+	g.Pages = attn.Separate(kv, p.Dim, p.Dim, attn.PageStrides{}, attn.PageStrides{}).Packed(p.KVHeads, page)
+	for i := range 2 {
+		g.Pages.Planes[i].Scales = kind
+	}
+	g.Query, g.Out, g.LSE = attn.PackedRows(p.Heads, p.Dim), attn.PackedRows(p.Heads, p.Dim), attn.PackedRows(p.Heads, 1)
+	rows, need := 0, 0
+	p.append = rng.IntN(2) == 0
+	for i := range p.Queries {
+		rows += rng.IntN(3)
+		p.seqs = append(p.seqs, attn.Sequence{Row: rows, Queries: p.Queries[i], Keys: p.Keys[i]})
+		rows += p.Queries[i]
+		need += attn.Ceil(p.Keys[i], page)
+		p.append = p.append && p.Keys[i] >= p.Queries[i]
+	}
+	p.rows = rows + 1 + rng.IntN(3)
+	free := rng.Perm(need + 1 + rng.IntN(4))
+	pages := len(free)
+
+	d := p.Dim
+	q := enginetest.Poisoned(p.rows*p.Heads*d, query)
+	var fresh, pool, scales [2][]byte
+	count := g.Pages.Planes[0].ScaleLen(pages, p.KVHeads, page)
+	for i := range 2 {
+		fresh[i] = enginetest.Poisoned(p.rows*p.KVHeads*d, newType)
+		n.want[i] = bytes.Repeat([]byte{nan}, pages*p.KVHeads*page*d)
+		n.wants[i] = enginetest.Poisoned(count, attn.Float32)
+		pool[i], scales[i] = slices.Clone(n.want[i]), slices.Clone(n.wants[i])
+	}
+	heads := make([]float64, 2*p.KVHeads) // scales of heads
+	for i := range heads {
+		heads[i] = float64(float32(math.Exp(rng.NormFloat64()) / n.eight.Most() * 4))
+	}
+	for i := range p.seqs {
+		s := &p.seqs[i]
+		for range attn.Ceil(s.Keys, page) {
+			s.Pages, free = append(s.Pages, int32(free[0])), free[1:]
+		}
+		for h := range p.KVHeads {
+			var ofPage [2]float64
+			for j := range s.Keys {
+				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
+					n.spread(rng, row, newType)
+					var scale float64
+					switch kind {
+					case attn.ScalesByHead:
+						scale = heads[which*p.KVHeads+h]
+					case attn.ScalesByPage:
+						if j%page == 0 {
+							ofPage[which] = n.eight.PageScale(row)
+						}
+						scale = ofPage[which]
+					default:
+						scale = n.eight.Scale(row)
+					}
+					at := int(s.Pages[j/page])
+					of := g.Pages.Planes[which].ScaleOf(at, h, j%page, p.KVHeads, page)
+					at = at*g.Pages.Planes[which].At.Page + h*g.Pages.Planes[which].At.Head + j%page*d
+					token := j - (s.Keys - s.Queries)
+					for c, x := range row {
+						if p.append && token >= 0 {
+							enginetest.Put(fresh[which], ((s.Row+token)*p.KVHeads+h)*d+c, newType, x)
+						}
+						x = n.eight.Round(reftest.Float32.Round(x / scale))
+						n.want[which][at+c] = bitsOf(kv, x)
+						row[c] = x * scale
+					}
+					enginetest.Put(n.wants[which], of, attn.Float32, scale)
+					if p.append && token >= 0 {
+						if kind == attn.ScalesByHead { // of the cache
+							enginetest.Put(scales[which], of, attn.Float32, scale)
+						}
+						continue
+					}
+					copy(pool[which][at:], n.want[which][at:at+d])
+					enginetest.Put(scales[which], of, attn.Float32, scale)
+				}
+			}
+		}
+		for pos := range s.Queries {
+			for h := range p.Heads {
+				for c, x := range p.Query(i, pos, h) {
+					enginetest.Put(q, (s.Row+pos)*g.Query.Row+h*g.Query.Head+c, query, x)
+				}
+			}
+		}
+	}
+	p.q, p.k, p.v = m.Put(t, q, query), n.put(m, t, pool[0]), n.put(m, t, pool[1])
+	p.newK, p.newV = m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
+	n.scales = [2]gpu.Memory{m.Put(t, scales[0], attn.Float32), m.Put(t, scales[1], attn.Float32)}
+	p.o, p.lse = gpu.Memory{DType: p.out, Len: p.rows * p.Heads * d}, gpu.Memory{DType: attn.Float32, Len: p.rows * p.Heads}
+	m.Poison(t, &p.o)
+	m.Poison(t, &p.lse)
+	return n
+}
+
+// spread gives a row another magnitude now and then, zeros, or an outlier, in numbers of a type.
+func (n *narrowProblem) spread(rng *rand.Rand, row []float64, t attn.DType) {
+	by := 1.0
+	switch rng.IntN(12) {
+	case 0:
+		by = 0
+	case 1:
+		by = math.Ldexp(1, rng.IntN(9)-6)
+	case 2:
+		row[rng.IntN(len(row))] *= 40
+	}
+	for i := range row {
+		row[i] = enginetest.Format(t).Round(row[i] * by)
+	}
+}
+
+func (n *narrowProblem) put(m *machine, t testing.TB, b []byte) gpu.Memory {
+	return m.Put(t, b, n.kv)
+}
+
+func (n *narrowProblem) pages() Pages {
+	pages := attn.InPlanes(n.k, n.v)
+	pages[0].Scales, pages[1].Scales = n.scales[0], n.scales[1]
+	return pages
+}
+
+func (n *narrowProblem) operands() *Operands {
+	return &Operands{Q: n.q, Out: n.o, LSE: n.lse, Pages: n.pages()}
+}
+
+// run builds, uploads and runs the problem.
+func (n *narrowProblem) run(t testing.TB, m *machine, plan *Plan) {
+	t.Helper()
+	noError(t, plan.Build(n.geometry, n.seqs, n.rows))
+	plan.spoil(t)
+	noError(t, plan.Upload(m.Stream))
+	if n.append {
+		noError(t, plan.Append(m.Stream, n.pages(), n.newK, n.newV))
+	}
+	noError(t, plan.Run(m.Stream, n.operands()))
+	m.Settle(t)
+}
+
+// check compares the output with the reference, and what is stored with the reference's bits.
+func (n *narrowProblem) check(t testing.TB) {
+	t.Helper()
+	least, most := math.Inf(1), 0.0 // largest elements of values
+	for i := 0; i < len(n.V); i += n.Dim {
+		if x := n.eight.Scale(n.V[i:][:n.Dim]); x > 0x1p-126 {
+			least, most = min(least, x), max(most, x)
+		}
+	}
+	p := n.problem
+	r := p.precision()
+	r.Least = 0x1p-37 * max(most/least, 1) // weights are relative to the largest scale of values
+	if n.kind != attn.ScalesByToken {
+		r.Least *= 256 // elements may be that much smaller than their scale allows
+	}
+	ref := p.Reference(r)
+	out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
+	g := &p.geometry
+	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
+		return enginetest.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
+	}); err != nil {
+		t.Errorf("output: %v", err)
+	}
+	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
+		return enginetest.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
+	}); err != nil {
+		t.Errorf("log-sum-exp: %v", err)
+	}
+	p.checkOtherRows(t, out, lse)
+	for i, k := range [...]gpu.Memory{p.k, p.v} {
+		for at, got := range enginetest.Read(t, &k) {
+			if want := n.want[i][at]; got != want {
+				t.Errorf("plane %d: element %d is %#x, want %#x", i, at, got, want)
+				break
+			}
+		}
+		got := enginetest.Read(t, &n.scales[i])
+		for j := 0; j < len(got); j += 4 {
+			x, want := binary.LittleEndian.Uint32(got[j:]), binary.LittleEndian.Uint32(n.wants[i][j:])
+			if x != want {
+				t.Errorf("plane %d: scale %d is %#x, want %#x", i, j/4, x, want)
+				break
+			}
+		}
+	}
+}
+
+func (n *narrowProblem) free(t testing.TB) {
+	t.Helper()
+	for _, m := range n.scales {
+		noError(t, m.Buffer.Close())
+	}
+	n.close(t)
+}
+
+// testNarrow runs random problems of keys and values of 8 bits: all types, scales, pages and schedules.
+func testNarrow(t *testing.T, m *machine, count, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i := range count {
+		kv, kind, dim := gpu.Eights[i%2], attn.ScalesByHead+attn.Scales(i%3), []int{64, 128}[i/2%2]
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
+		for range enginetest.Pick(rng, 1, 2, 3) {
+			s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 1, 1, 2, 3, 9))
+			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 31, 63, 64, 65, 127, 129, rng.IntN(longest)))
+		}
+		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
+		p := m.newNarrow(t, rng, in, s, kv, kind, (1+64/dim)*enginetest.Pick(rng, 1, 3, 8, 8, 12, 32, 64, 256))
+		p.randomSchedule()
+		p.geometry.Unfused = false
+		p.run(t, m, plan)
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs, %v: %v, schedule %+v", i, in, kind, p, p.geometry)
+		}
+		p.free(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testNarrowNaN: a NaN among the elements of a value makes its column NaN, and one among those of a key its rows.
+func testNarrowNaN(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, kv := range gpu.Eights {
+		_, nan := eightOf(kv)
+		for which := range 2 {
+			s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{100}}
+			p := m.newNarrow(t, rng, reftest.Normal, s, kv, attn.ScalesByHead, 16)
+			for p.append {
+				p.free(t)
+				p = m.newNarrow(t, rng, reftest.Normal, s, kv, attn.ScalesByHead, 16)
+			}
+			at := p.geometry.Pages.Planes[0].At
+			key, column := rng.IntN(100), rng.IntN(64)
+			i := int(p.seqs[0].Pages[key/16])*at.Page + at.Head + key%16*64 + column
+			x := [2]gpu.Memory{p.k, p.v}[which]
+			noError(t, x.Buffer.Upload(x.Offset+int64(i), []byte{nan}))
+			p.run(t, m, plan)
+			out := enginetest.Read(t, &p.o)
+			for h := range 4 {
+				for c := range 64 {
+					bad := h >= 2 && (which == 0 || c == column)
+					if got := enginetest.Get(out, p.seqs[0].Row*4*64+h*64+c, p.out); math.IsNaN(got) != bad {
+						t.Fatalf("%v, plane %d, key %d, column %d: head %d, column %d is %v", kv, which, key, column, h, c, got)
+					}
+				}
+			}
+			p.free(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
+// What kernels for 8 bits do not do is refused by name.
+func TestNarrowRefused(t *testing.T) {
+	g := attn.Problem{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Scale: 1, PageTokens: 16, Query: attn.PackedRows(8, 64), Out: attn.PackedRows(8, 64), LSE: attn.PackedRows(8, 1)}
+	g.Pages = attn.Separate(attn.E4M3, 64, 64, attn.PageStrides{}, attn.PageStrides{}).Packed(2, 16)
+	g.Pages.Planes[0].Scales, g.Pages.Planes[1].Scales = attn.ScalesByToken, attn.ScalesByToken
+	noError(t, HasKernel(&g))
+	for text, change := range map[string]func(*attn.Problem){
+		"a window of 5 keys":           func(g *attn.Problem) { g.Window, g.Causal = 5, true },
+		"batch invariance":             func(g *attn.Problem) { g.Invariant = true },
+		"unfused attention":            func(g *attn.Problem) { g.Unfused = true },
+		"head dim 80 is not supported": func(g *attn.Problem) { *g = narrowDim(*g, 80) },
+		"pages of 3 tokens":            func(g *attn.Problem) { g.PageTokens = 3; *g = narrowDim(*g, 64) },
+		"they must be alike":           func(g *attn.Problem) { g.Pages.Planes[1].DType = attn.Int8 },
+		"must be contiguous":           func(g *attn.Problem) { g.Pages.Planes[0].At.Page *= 2; g.Pages.Planes[1].At.Page *= 2 },
+		"scales for groups of columns": func(g *attn.Problem) {
+			for i := range 2 {
+				g.Pages.Planes[i].Scales, g.Pages.Planes[i].Group = attn.ScalesByGroup, 32
+			}
+		},
+	} {
+		of := g
+		change(&of)
+		wantError(t, text, HasKernel(&of), attn.ErrUnsupported, text)
+	}
+}
+
+// narrowDim returns g with another head dim.
+func narrowDim(g attn.Problem, dim int) attn.Problem {
+	scales := g.Pages.Planes[0].Scales
+	g.Dim, g.ValueDim, g.Query, g.Out = dim, dim, attn.PackedRows(g.Heads, dim), attn.PackedRows(g.Heads, dim)
+	g.Pages = attn.Separate(g.Pages.Planes[0].DType, dim, dim, attn.PageStrides{}, attn.PageStrides{}).Packed(g.KVHeads, g.PageTokens)
+	g.Pages.Planes[0].Scales, g.Pages.Planes[1].Scales = scales, scales
+	return g
+}
+
+func TestGPUNarrow(t *testing.T) {
+	m := realGPU(t)
+	testNarrow(t, m, enginetest.OrShort(400, 60), enginetest.OrShort(5000, 500))
+	testNarrowNaN(t, m)
+	testNarrowRotary(t, m, enginetest.OrShort(40, 12))
+}
+
+// testNarrowRotary: what is stored with a rotary embedding is what a cache of float32 stores, rounded.
+func testNarrowRotary(t *testing.T, m *machine, count int) {
+	rng := reftest.Rand(t)
+	plan, wide := m.engine.NewPlan(), m.engine.NewPlan()
+	for i := range count {
+		kv, kind, dim := gpu.Eights[i%2], attn.ScalesByHead+attn.Scales(i%3), []int{64, 128}[i/2%2]
+		s := reftest.Shape{Heads: 2 * (1 + i%2), KVHeads: 1 + i%2, Dim: dim, ValueDim: dim, Queries: []int{1, 0, 9, 4}, Keys: []int{1 + rng.IntN(50), 3, 9 + rng.IntN(20), 20 + rng.IntN(9)}, Mask: attn.Mask{Causal: true}}
+		p := m.newNarrow(t, rng, reftest.Normal, s, kv, kind, (1+64/dim)*enginetest.Pick(rng, 1, 2, 5, 8))
+		for !p.append {
+			p.free(t)
+			p = m.newNarrow(t, rng, reftest.Normal, s, kv, kind, p.pageTokens)
+		}
+		g := &p.geometry
+		g.Rotary = randomRotary(rng, dim)
+		for j := range p.seqs {
+			p.seqs[j].Before = enginetest.Pick(rng, 0, rng.IntN(100), rng.IntN(1<<40))
+		}
+		floats := *g
+		floats.Pages = attn.Separate(attn.Float32, dim, dim, attn.PageStrides{}, attn.PageStrides{}).Packed(p.KVHeads, p.pageTokens)
+		k32, v32 := m.Put(t, enginetest.Poisoned(p.k.Len, attn.Float32), attn.Float32), m.Put(t, enginetest.Poisoned(p.k.Len, attn.Float32), attn.Float32)
+		var rotated [2]gpu.Memory
+		for j, of := range []*Plan{plan, wide} {
+			rotated[j] = m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
+			pages, problem := p.pages(), g
+			if j == 1 {
+				pages, problem = attn.InPlanes(k32, v32), &floats
+			}
+			noError(t, of.Build(*problem, p.seqs, p.rows))
+			noError(t, of.Upload(m.Stream))
+			noError(t, of.AppendRotated(m.Stream, pages, p.newK, p.newV, p.q, rotated[j], 0))
+		}
+		o := p.operands()
+		o.Q = rotated[0]
+		noError(t, plan.Run(m.Stream, o))
+		m.Settle(t)
+		if !bytes.Equal(enginetest.Read(t, &rotated[0]), enginetest.Read(t, &rotated[1])) {
+			t.Fatalf("case %d, %v: rotated queries differ from those of other pages", i, p)
+		}
+		for which, x := range [][2][]byte{{enginetest.Read(t, &p.k), enginetest.Read(t, &k32)}, {enginetest.Read(t, &p.v), enginetest.Read(t, &v32)}} {
+			scales := enginetest.Read(t, &p.scales[which])
+			plane := &g.Pages.Planes[which]
+			for _, q := range p.seqs {
+				for j := q.Keys - q.Queries; j < q.Keys; j++ {
+					for h := range p.KVHeads {
+						row := func(j int) (at int, x64 []float64) {
+							at = plane.At.Offset(int(q.Pages[j/p.pageTokens]), h, j%p.pageTokens)
+							for c := range dim {
+								x64 = append(x64, enginetest.Get(x[1], at+c, attn.Float32))
+							}
+							return at, x64
+						}
+						at, numbers := row(j)
+						scale := enginetest.Get(scales, plane.ScaleOf(int(q.Pages[j/p.pageTokens]), h, j%p.pageTokens, p.KVHeads, p.pageTokens), attn.Float32)
+						want := scale
+						switch first := j - j%p.pageTokens; {
+						case kind == attn.ScalesByToken:
+							want = p.eight.Scale(numbers)
+						case kind == attn.ScalesByPage && first >= q.Keys-q.Queries:
+							_, of := row(first)
+							want = p.eight.PageScale(of)
+						}
+						if scale != want {
+							t.Fatalf("case %d, %v, %v: plane %d, token %d, head %d: scale %v, want %v", i, p, kind, which, j, h, scale, want)
+						}
+						for c, f := range numbers {
+							if got, want := x[0][at+c], bitsOf(kv, p.eight.Round(reftest.Float32.Round(f/scale))); got != want {
+								t.Fatalf("case %d, %v, %v: plane %d, token %d, head %d, element %d is %#x, want %#x", i, p, kind, which, j, h, c, got, want)
+							}
+						}
+					}
+				}
+			}
+		}
+		for _, x := range []gpu.Memory{k32, v32, rotated[0], rotated[1]} {
+			noError(t, x.Buffer.Close())
+		}
+		p.free(t)
+	}
+	noError(t, plan.Close())
+	noError(t, wide.Close())
+}
