@@ -38,10 +38,13 @@ type CacheConfig struct {
 	ValuesInKeys bool
 
 	// DType is the element type that keys and values are stored in: tensor.Float32 (also the zero value), [Float16], [BFloat16],
-	// [E4M3], tensor.Int8 or [Q4]. The last three are for CPUs; E4M3 and int8 have Scales. HeadDim and ValueDim are multiples of 32 with
-	// Q4. A row of a key or a value is rounded once, when it is
+	// [E4M3], tensor.Int8 or [Q4]. E4M3 and int8 have Scales. A row of a key or a value is rounded once, when it is
 	// appended. What it is rounded to depends neither on chunks nor on other sequences. Infinities become the largest
 	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements; with Q4, 32 neighbours are.
+	//
+	//   - Q4 is for CPUs. HeadDim and ValueDim are multiples of 32.
+	//   - With E4M3 and int8, GPUs take HeadDim 64 (with an even PageSize) and 128, layers whose only mask is [WithCausal], no
+	//     changes of scores, no trees and no batch invariance. Prompts go through decode kernels.
 	DType tensor.Dtype
 
 	// Scales says which elements of E4M3 or int8 share a scale. KeyScales and ValueScales are for ScalesByHead, from a checkpoint for
@@ -50,7 +53,7 @@ type CacheConfig struct {
 	KeyScales, ValueScales []float32
 
 	// EdgeLayers, with a DType of 8 or 4 bits, is the number of first layers, and of last layers, that store keys and values as
-	// [BFloat16]. In some models these layers lose most by rounding.
+	// [BFloat16], on CPUs. In some models these layers lose most by rounding.
 	EdgeLayers int
 
 	PageSize int // tokens of a page; 0: 64

@@ -518,6 +518,8 @@ func (p *machinePages) Supports(op string, g *attn.Problem) error {
 		return errs.Errorf(op, ErrUnsupported, "on %s: attention sinks", p.Where())
 	case g.Rotary != attn.Rotary{}:
 		return errs.Errorf(op, ErrUnsupported, "on %s: a rotary embedding", p.Where())
+	case g.Features()&attn.Scaled != 0:
+		return errs.Errorf(op, ErrUnsupported, "on %s: %v with %v", p.Where(), g.Pages.Key().DType, g.Pages.Key().Scales)
 	}
 	return nil
 }

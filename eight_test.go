@@ -426,8 +426,9 @@ func TestEightRefused(t *testing.T) {
 	refuse(la.ErrShape, "EdgeLayers is -1", la.CacheConfig{HeadDim: 64, DType: la.Q4, EdgeLayers: -1})
 	refuse(la.ErrDType, "DType is uint8", la.CacheConfig{HeadDim: 64, DType: tensor.Uint8})
 	gpu, _ := la.FakeGPU(t)
-	refuse(la.ErrUnsupported, "e4m3 with a scale for each token and head", la.CacheConfig{HeadDim: 64, DType: la.E4M3, Device: gpu})
-	refuse(la.ErrUnsupported, "int8 with a scale for each token and head", la.CacheConfig{HeadDim: 128, DType: tensor.Int8, Device: gpu})
+	refuse(la.ErrUnsupported, "8 bits: a window of 9 keys", la.CacheConfig{HeadDim: 64, DType: la.E4M3, Device: gpu, Window: 9})
+	refuse(la.ErrUnsupported, "head dim 80 is not supported: kernels have head dims [64 128]", la.CacheConfig{HeadDim: 80, DType: tensor.Int8, Device: gpu})
+	refuse(la.ErrUnsupported, "pages of 3 tokens with head dim 64 and e4m3", la.CacheConfig{HeadDim: 64, DType: la.E4M3, PageSize: 3, Device: gpu})
 	refuse(la.ErrUnsupported, "mixed keys of q4", la.CacheConfig{HeadDim: 128, DType: la.Q4, Device: gpu})
 	refuse(la.ErrUnsupported, "of", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, Device: gpu})
 
@@ -446,8 +447,6 @@ func TestEightRefused(t *testing.T) {
 	for _, bad := range []float32{0, -1, float32(math.NaN()), float32(math.Inf(1))} {
 		refuse(la.ErrOption, "KeyScales[0] is", with(func(c *la.CacheConfig) { c.Scales, c.KeyScales = la.ScalesByHead, []float32{bad} }))
 	}
-	refuse(la.ErrUnsupported, "e4m3 with a scale for each head", with(func(c *la.CacheConfig) { c.Scales, c.Device = la.ScalesByHead, gpu }))
-	refuse(la.ErrUnsupported, "e4m3 with a scale for each page and head", with(func(c *la.CacheConfig) { c.Scales, c.Device = la.ScalesByPage, gpu }))
 
 	latents := eightCache(2)
 	latents.Pages = 3
@@ -527,7 +526,7 @@ func TestEightEdges(t *testing.T) {
 	gpu, _ := la.FakeGPU(t)
 	config.DType, config.Device, config.ValueDim = la.E4M3, gpu, 64
 	_, err = la.NewCache(config)
-	wantError(t, err, la.ErrUnsupported, "NewCache", "e4m3 with a scale for each token and head")
+	wantError(t, err, la.ErrUnsupported, "NewCache", "EdgeLayers is 1, and the cache is on")
 }
 
 // TestEightConfig: a cache has the scales that it was given, whatever becomes of the slices.

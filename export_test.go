@@ -136,6 +136,23 @@ func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
 		}
 	}
 	v.flush()
+	for _, p := range c.store.(*kvstore.DevicePages).Parts {
+		for i := range p.Layers {
+			format, _ := c.config.format(i)
+			for s := range format.Slabs {
+				if b := *p.Layers[i].At(s); s.Scales && len(c.store.(*kvstore.DevicePages).Parts) == 1 {
+					scales := make([]byte, b.Len())
+					if err := b.Download(scales, 0); err != nil {
+						panic(err)
+					}
+					visit(s.DType, scales)
+					if err := b.Upload(0, scales); err != nil {
+						panic(err)
+					}
+				}
+			}
+		}
+	}
 }
 
 // Lengthen gives a sequence n tokens more, of whatever lies in free pages.
@@ -193,7 +210,8 @@ func (v *testView) slab(s *kvstore.DevicePages, layer, plane int) cpu.Buffer {
 	if plane > 0 && v.config.ValuesInKeys {
 		return cpu.Buffer{}
 	}
-	b := operand.NewBuffer(storageOf(v.config.DType), v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
+	format, _ := v.config.format(layer)
+	b := operand.NewBuffer(format.Planes[plane].DType, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
 	v.copy(s, layer, plane, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }

@@ -168,6 +168,15 @@ func (f *Format) Slabs(visit func(Slab) bool) {
 	}
 }
 
+// ScaledByHead visits the planes whose scales are those of heads, which no slab has.
+func (f *Format) ScaledByHead(visit func(plane int) bool) {
+	for i := range f.planes() {
+		if f.Planes[i].Scales == ScalesByHead && !visit(i) {
+			return
+		}
+	}
+}
+
 // scalesOfToken returns the scales of a token's row.
 func (p *Plane) scalesOfToken() int {
 	switch p.Scales {

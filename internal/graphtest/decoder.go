@@ -64,6 +64,8 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 		r.P, r.Query = reftest.Float16, 0x1p-16
 	case kv == la.Float16: // two parts with float16's exponents
 		r.Least = 0x1p-39
+	case kv == la.E4M3 || kv == tensor.Int8: // the same, relative to the largest scale of the values
+		r.Least = 0x1p-35
 	}
 	if p.Real && p.Rotary != nil { // a rotated key or query may round to a neighbour of the expected number
 		r.Query = max(r.Query, 2*Format(kv).Unit(), 2*Format(query).Unit(), 0x1p-20)
@@ -444,6 +446,9 @@ func (d *Decoder) store(row []float64, layer int, key bool, scale func(reftest.E
 	c := d.Cache.Config()
 	e := map[tensor.Dtype]reftest.Eight{la.E4M3: reftest.E4M3, tensor.Int8: reftest.Int8}[c.DType]
 	f, acc := Format(c.DType), Format(d.Query)
+	if d.GPU != nil {
+		acc = reftest.Float32
+	}
 	switch {
 	case layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers:
 		f = reftest.BFloat16

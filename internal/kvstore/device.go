@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
@@ -82,6 +83,9 @@ func (c *Config) headGroups(op string, n int) (int, error) {
 
 // NewDevice allocates pages for attention of g. The number of query heads of g is the least possible.
 func NewDevice(op string, c *Config, g attn.Problem) (*DevicePages, error) {
+	if c.EdgeLayers > 0 {
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "EdgeLayers is %d, and the cache is on %v, where all layers have one type: leave EdgeLayers out", c.EdgeLayers, c.Device)
+	}
 	shares, shards, err := c.divide(op)
 	if err != nil {
 		return nil, err
@@ -119,6 +123,12 @@ func (p *devicePart) bytes(c *Config, s attn.Slab) int64 {
 	return int64(p.pages) * int64(s.PageBytes(p.heads.N, c.PageSize))
 }
 
+// headScales returns the scales of the member's heads in a plane of a layer.
+func (p *devicePart) headScales(c *Config, layer, plane int) []byte {
+	all := c.headScales(layer, plane)
+	return unsafe.Slice((*byte)(all.At(p.heads.First)), 4*p.heads.N)
+}
+
 // take allocates the memory.
 func (p *devicePart) take(c *Config) error {
 	return p.GPU.Queue.Submit(func(sub *queue.Submission) (err error) {
@@ -126,6 +136,15 @@ func (p *devicePart) take(c *Config) error {
 		for i := range p.Layers {
 			for s := range c.Format.Slabs {
 				if *p.Layers[i].At(s), err = sub.NewBuffer(p.bytes(c, s)); err != nil {
+					return err
+				}
+			}
+			for plane := range c.Format.ScaledByHead {
+				scales := p.headScales(c, i, plane)
+				if p.Layers[i][plane].Scales, err = sub.NewBuffer(int64(len(scales))); err == nil {
+					err = p.Layers[i][plane].Scales.Upload(0, scales)
+				}
+				if err != nil {
 					return err
 				}
 			}
@@ -404,13 +423,14 @@ func (d *DevicePages) partOf(page int32, head int) *devicePart {
 func (d *DevicePages) Close() (first error) {
 	for _, p := range d.Parts {
 		for i := range p.Layers {
-			for s := range d.config.Format.Slabs {
-				b := *p.Layers[i].At(s)
-				if b == nil { // the allocation failed
-					continue
-				}
-				if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
-					first = err
+			for _, plane := range p.Layers[i] {
+				for _, b := range [...]*cuda.Buffer{plane.Data, plane.Scales} {
+					if b == nil { // there is none, or the allocation failed
+						continue
+					}
+					if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
+						first = err
+					}
 				}
 			}
 		}

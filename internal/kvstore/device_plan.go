@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -42,6 +43,10 @@ func (p *DevicePlan) layerPages(member, layer int) (pages attention.Pages) {
 	for s := range p.pages.config.Format.Slabs {
 		b := *part.Layers[layer].At(s)
 		*pages.At(s) = ongpu.Mem{Buffer: b, DType: s.DType, Len: int(b.Len()) / s.DType.Size()}
+	}
+	for i := range p.pages.config.Format.ScaledByHead {
+		b := part.Layers[layer][i].Scales
+		pages[i].Scales = ongpu.Mem{Buffer: b, DType: attn.Float32, Len: int(b.Len()) / 4}
 	}
 	return pages
 }

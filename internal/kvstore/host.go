@@ -28,10 +28,8 @@ func NewHost(c *Config) *HostPages {
 		for s := range f.Slabs {
 			*h.Layers[i].At(s) = operand.NewBuffer(s.DType, c.Pages*s.PageBytes(c.KVHeads, c.PageSize)/s.DType.Size())
 		}
-		for p := range f.Planes {
-			if f.Planes[p].Scales == attn.ScalesByHead {
-				h.Layers[i][p].Scales = c.headScales(i, p)
-			}
+		for p := range f.ScaledByHead {
+			h.Layers[i][p].Scales = c.headScales(i, p)
 		}
 	}
 	return h
