@@ -32,7 +32,9 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s := lib.State()
 	s.Argument(rotaryEntry, int(unsafe.Sizeof(rotaryParams{})))
 	s.Argument(appendEntry, int(unsafe.Sizeof(appendParams{})))
+	s.Argument(narrowEntry, int(unsafe.Sizeof(narrowAppend{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
+	s.Argument("narrow_", int(unsafe.Sizeof(narrowParams{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
 	s.Argument("prefix_gather", int(unsafe.Sizeof(prefixGatherParams{})))
@@ -50,6 +52,10 @@ func (k *launches) check(l enginetest.Launch) {
 	}
 	switch arg := unsafe.Pointer(&l.Arg[0]); {
 	case l.Kernel == rotaryEntry, l.Kernel == appendEntry:
+	case l.Kernel == narrowEntry:
+		k.narrowAppend(&l)
+	case strings.HasPrefix(l.Kernel, "narrow_"):
+		k.narrow(&l)
 	case l.Kernel == "prefix_gather":
 		if p := (*prefixGatherParams)(arg); l.Threads != prefixThreads || p.width%8 != 0 || p.queryRow%8 != 0 || p.queryHead%8 != 0 || (p.query|p.to)%8 != 0 {
 			k.t.Errorf("gather by %d threads: %+v", l.Threads, p)

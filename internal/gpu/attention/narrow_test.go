@@ -5,12 +5,16 @@ package attention
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/half"
@@ -306,6 +310,108 @@ func testNarrowNaN(t *testing.T, m *machine) {
 			p.free(t)
 		}
 	}
+	noError(t, plan.Close())
+}
+
+// narrow checks a launch of a decode kernel for 8 bits.
+func (k *launches) narrow(l *enginetest.Launch) {
+	t, hopper := k.t, k.e.info.Capability >= 90
+	a := (*narrowParams)(unsafe.Pointer(&l.Arg[0]))
+	var dim int
+	fmt.Sscan(l.Kernel[strings.LastIndex(l.Kernel, "_")+1:], &dim)
+	chunk, pitch := 32, 128
+	if hopper {
+		chunk, pitch = 64, dim
+	}
+	threads := map[bool]int{false: int(a.warps) * 32, true: int(a.warps)*32 + 4*32}[hopper]
+	if k.e.info.Capability == 90 {
+		threads = 3 * 4 * 32
+	}
+	slots, rest := int(a.Slots), scaleBytes+int(a.buffers)*(int(a.warps*a.Rows)*(dim+8)*4+2*16*16)
+	switch {
+	case l.Threads != threads || l.Blocks != k.e.info.Multiprocessors:
+		t.Errorf("%d blocks of %d threads for %d warps", l.Blocks, l.Threads, a.warps)
+	case slots < 4 || slots%int(a.warps) != 0 || slots*2*chunk*4 > scaleBytes || hopper && slots%2 != 0 || !hopper && slots/int(a.warps) > 6:
+		t.Errorf("%d slots for %d warps", slots, a.warps)
+	case l.Shared < slots*(2*chunk*pitch+16)+rest+6*8 || l.Shared > k.e.info.SharedPerBlockMost:
+		t.Errorf("%d bytes of shared memory for %d slots and %d bytes", l.Shared, slots, rest)
+	case chunk%int(a.box) != 0 || int(a.box)*dim%128 != 0 || a.pages != 0 && a.pageTokens%a.box != 0:
+		t.Errorf("boxes of %d, chunks of %d, pages of %d", a.box, chunk, a.pageTokens)
+	case a.narrow.keyScales == 0 || a.narrow.valueScales == 0 || (a.narrow.keyScales|a.narrow.valueScales)%4 != 0 || a.narrow.scales < 1 || a.narrow.scales > 3:
+		t.Errorf("scales: %+v", a.narrow)
+	}
+	for i, m := range []cuda.TensorMap{a.keyMap, a.valueMap} {
+		if want := [...]uint64{a.keys, a.values}[i]; hopper && (m[0] != want || m[1] != 1 || m[2] != 64 || m[4] != 1 || m[5] != 128 || m[7] != 64 || m[8] != uint64(int(a.box)*dim/128) || m[9] != 1) {
+			t.Errorf("map %v of rows of %d bytes, boxes of %d", m, dim, a.box)
+		}
+	}
+	decode := decodeLaunch{t, &params{Params: a.Params, prefetched: a.prefetched}, dim, attn.Int8, chunk}
+	for b := range l.Blocks {
+		if a.prefetched != 0 {
+			decode.checkPrefetch(b)
+		}
+	}
+}
+
+// narrowAppend checks a launch that stores new keys and values of 8 bits.
+func (k *launches) narrowAppend(l *enginetest.Launch) {
+	a := (*narrowAppend)(unsafe.Pointer(&l.Arg[0]))
+	of := &a.rotary.Append
+	if a.rotary.each < 1 || l.Blocks%int(a.rotary.each) != 0 || l.Threads != appendThreads || of.dim%4 != 0 || of.dim > 128 || a.keyScales == 0 || a.valueScales == 0 || a.pageTokens < 1 ||
+		of.headRows != a.pageTokens || of.slots == 0 || of.keys == 0 || of.values == 0 {
+		k.t.Errorf("%d blocks of %d threads: %+v", l.Blocks, l.Threads, a)
+	}
+}
+
+// Launches for 8 bits suit each kind of GPU for which kernels differ.
+func TestLaunchesNarrow(t *testing.T) {
+	for _, f := range enginetest.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			rng, plan := reftest.Rand(t), m.engine.NewPlan()
+			for i := range 12 {
+				dim := 64 << (i % 2)
+				s := reftest.Shape{KVHeads: 1 + i%2, Dim: dim, ValueDim: dim, Queries: []int{1, 0, 1 + rng.IntN(9)}, Keys: []int{100 + rng.IntN(300), 5, 9 + rng.IntN(90)}, Mask: attn.Mask{Causal: true}}
+				s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 4, 8, 20)
+				p := m.newNarrow(t, rng, reftest.Normal, s, gpu.Eights[rng.IntN(2)], attn.ScalesByHead+attn.Scales(i%3), enginetest.Pick(rng, 2, 16, 48, 64, 512))
+				p.run(t, m, plan)
+				if t.Failed() {
+					t.Fatalf("case %d: %v", i, p)
+				}
+				p.free(t)
+			}
+			noError(t, plan.Close())
+		})
+	}
+}
+
+// Bad memory is refused without a launch, and no launch with other work is offered keys of 8 bits.
+func TestNarrowMemory(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 90, 13, 232448)
+	rng := reftest.Rand(t)
+	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{100}}
+	p := m.newNarrow(t, rng, reftest.Normal, s, attn.E4M3, attn.ScalesByToken, 16)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+	noError(t, plan.Upload(m.Stream))
+	bad := p.pages()
+	bad[1].Scales.Len = 3
+	wantError(t, "scales", plan.Append(m.Stream, bad, p.newK, p.newV), attn.ErrShape, "the scales of v")
+	bad = p.pages()
+	bad[0].Scales.DType = attn.BFloat16
+	wantError(t, "scales", plan.Run(m.Stream, &Operands{Q: p.q, Out: p.o, LSE: p.lse, Pages: bad}), attn.ErrDType, "the scales of k")
+	wantError(t, "new", plan.Append(m.Stream, p.pages(), p.k, p.v), attn.ErrDType, "the new k is e4m3")
+	o := p.operands()
+	o.Q = p.k
+	wantError(t, "q", plan.Run(m.Stream, o), attn.ErrDType, "q is e4m3")
+	if plan.FuseAppend(p.pages(), func(*Appending) bool { return true }) || plan.FuseAttention(p.operands(), func(*Attending) bool { return true }) {
+		t.Error("a launch was offered to do what it does not know of")
+	}
+	m.Settle(t)
+	if strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	p.free(t)
 	noError(t, plan.Close())
 }
 
