@@ -247,7 +247,7 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, err
 	}
 	if i := slices.Index(op.inputs(), roleSinks); i >= 0 {
-		if err = checkSinks("Attention", operand.New("sinks", shapes[i], op.query), p.heads, op.query); err != nil {
+		if err = checkSinks("Attention", operand.New("sinks", shapes[i], operand.LSEType(op.query)), p.heads, op.query); err != nil {
 			return nil, err
 		}
 	}
