@@ -109,7 +109,11 @@ template <class D, int NT> struct NarrowGemm {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   float acc[2][NT][4], part[2][NT][4];
 
-  __device__ __forceinline__ NarrowGemm(const NarrowParams& p, u32 ring) : p(p), ring(ring) { clear(); }
+  __device__ __forceinline__ NarrowGemm(const NarrowParams& p, u32 ring) : p(p), ring(ring) {
+    const int all = (p.out + NARROW_TILE - 1) / NARROW_TILE * p.units;
+    each = all / (int)gridDim.x, more = all - each * (int)gridDim.x;
+    clear();
+  }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -283,12 +287,14 @@ template <class D, int NT> struct NarrowGemm {
     }
   }
 
-  __device__ __forceinline__ long long total() const { return (long long)((p.out + NARROW_TILE - 1) / NARROW_TILE) * p.units; }
-  __device__ __forceinline__ int beginOf(int block) const { return (int)(total() * block / gridDim.x); }
-  __device__ __forceinline__ int blockOf(int unit) const { return (int)(((unit + 1ll) * gridDim.x - 1) / total()); }
-  // The place of a block's sums of a tile that it has a part of: at most the tile that the block begins in, and the one it ends in.
-  __device__ __forceinline__ float4* partialOf(int block, int tile) const {
-    return (float4*)p.partials + (long long)(2 * block + (beginOf(block) / p.units != tile)) * (2 * NT * NARROW_THREADS) + threadIdx.x;
+  // A block has `each` units or, of the first `more` blocks, one more.
+  int each, more;
+  __device__ __forceinline__ int beginOf(int block) const { return block * each + min(block, more); }
+  __device__ __forceinline__ int blockOf(int unit) const { return unit < more * (each + 1) ? unit / (each + 1) : more + (unit - more * (each + 1)) / each; }
+  // The place of a block's sums of a tile. A block has parts of two tiles at most: of the tile that it begins in, and of the tile that it
+  // ends in. first: the block has the first unit of `tile`; other blocks begin in `tile`.
+  __device__ __forceinline__ float4* partialOf(int block, bool first, int tile) const {
+    return (float4*)p.partials + (long long)(2 * block + (first && beginOf(block) < tile * p.units)) * (2 * NT * NARROW_THREADS) + threadIdx.x;
   }
 
   // Ends the block's part of a tile, from unit `first` up to unit `end`. The last block of a tile adds the sums of all, in their order.
@@ -309,7 +315,8 @@ template <class D, int NT> struct NarrowGemm {
 
   // Stores the block's sums of a part of a tile. The last block gets the sums of all, in their order; the others get false.
   __device__ __forceinline__ bool gather(int tile) {
-    float4* const mine = partialOf(blockIdx.x, tile);
+    const int from = blockOf(tile * p.units), to = blockOf((tile + 1) * p.units - 1);
+    float4* const mine = partialOf(blockIdx.x, (int)blockIdx.x == from, tile);
 #pragma unroll
     for (int s = 0; s < 2; s++)
 #pragma unroll
@@ -324,18 +331,24 @@ template <class D, int NT> struct NarrowGemm {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
     }
     __syncthreads();
-    const int from = blockOf(tile * p.units), to = blockOf((tile + 1) * p.units - 1);
     if (__float_as_int(loadShared(word)) != to - from) return false;
     __threadfence();
+    constexpr int TOGETHER = NT < 8 ? 8 / NT : 1; // blocks whose sums are on their way together
 #pragma unroll 1
-    for (int block = from; block <= to; block++) {
-      const float4* const other = partialOf(block, tile);
+    for (int block = from; block <= to; block += TOGETHER) {
+      float4 v[TOGETHER][2 * NT];
 #pragma unroll
-      for (int s = 0; s < 2; s++)
+      for (int b = 0; b < TOGETHER; b++) {
+        const float4* const other = partialOf(min(block + b, to), block + b == from, tile);
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-          const float4 v = __ldcg(other + (s * NT + n) * NARROW_THREADS);
-          acc[s][n][0] += v.x, acc[s][n][1] += v.y, acc[s][n][2] += v.z, acc[s][n][3] += v.w;
+        for (int i = 0; i < 2 * NT; i++) v[b][i] = block + b <= to ? __ldcg(other + i * NARROW_THREADS) : make_float4(0.f, 0.f, 0.f, 0.f);
+      }
+#pragma unroll
+      for (int b = 0; b < TOGETHER; b++)
+#pragma unroll
+        for (int i = 0; i < 2 * NT; i++) {
+          float(&sum)[4] = acc[i / NT][i % NT];
+          sum[0] += v[b][i].x, sum[1] += v[b][i].y, sum[2] += v[b][i].z, sum[3] += v[b][i].w;
         }
     }
     return true;
