@@ -280,8 +280,9 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 			return err
 		}
 	}
+	recording := false
 	err = gpu.Queue.Submit(func(sub *queue.Submission) error {
-		if sub.Recording() { // the schedule would be the host's at each replay
+		if recording = sub.Recording(); recording { // the schedule would be the host's at each replay
 			return errs.Errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
 		}
 		o, err := operands(sub)
@@ -305,10 +306,10 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 			return sub.Do(func(s *cuda.Stream) error { return plans[i].Run(s, &mine) })
 		})
 	})
-	if err != nil {
-		return ongpu.EngineError(op, "attend", err)
+	if err == nil || recording {
+		return err
 	}
-	return nil
+	return ongpu.EngineError(op, "attend", err)
 }
 
 func uploadAll(s *cuda.Stream, plans []ongpu.AttentionPlan) error {

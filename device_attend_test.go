@@ -749,3 +749,19 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// Attend has its schedule from the host, so a recording can't have it.
+func TestGPUAttendRecorded(t *testing.T) {
+	gpu := devicetest.Open(t)
+	x := func() G.Value {
+		return graphtest.Upload(t, gpu, graphtest.TensorOf(tensor.Float32, make([]float64, 2*3*64), 1, 2, 3, 64))
+	}
+	args := la.Args{Out: x(), Q: x(), K: x(), V: x()}
+	if err := la.Attend(args); err != nil {
+		t.Fatal(err)
+	}
+	_, err := gpu.Record(func() error { return la.Attend(args) })
+	if !errors.Is(err, la.ErrUnsupported) || errors.Is(err, la.ErrInternal) || !strings.Contains(fmt.Sprint(err), "Attend: attention in a recording: only that on a cache can be recorded") {
+		t.Error(err)
+	}
+}
