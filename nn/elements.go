@@ -17,7 +17,7 @@ import (
 // Add is a + b, element by element. b has the shape of a, or is a vector of the length of a's last axis, which is added to each row.
 //
 //   - Types: float32 or float64. On a GPU: float32.
-//   - Gradients: of both, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradients: of both, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
 func Add(a, b *G.Node) (y *G.Node, err error) { return newPair("Add", a, b) }
 
@@ -158,6 +158,20 @@ func (r pair) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
 	return w.Elements(&o)
 }
 
+func (r pair) launchGradient(of int, w *ongpu.Work, in []tensor.Shape) error {
+	o := layers.Elements{N: in[0].TotalSize(), X: w.In[2].Memory, Y: w.Out}
+	if r.times {
+		o.Times = w.In[1-of].Memory
+	}
+	if r.row && of == 1 {
+		return w.ColumnSums(&layers.ColumnSums{Rows: o.N / in[1][0], N: in[1][0], X: o.X, Times: o.Times, Y: w.Out})
+	}
+	if r.row && r.times {
+		o.TimesPeriod = in[1][0]
+	}
+	return w.Elements(&o)
+}
+
 type scale struct {
 	kind
 	by float64
@@ -197,3 +211,12 @@ func (r scale) gradient(_ int, _ []G.Value, dy G.Value) (G.Value, error) {
 func (r scale) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
 	return w.Elements(&layers.Elements{N: shape.TotalSize(), Scale: r.by, X: w.In[0].Memory, Y: w.Out})
 }
+
+func (r scale) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	return w.Elements(&layers.Elements{N: in[0].TotalSize(), Scale: r.by, X: w.In[1].Memory, Y: w.Out})
+}
+
+var (
+	_ trained = pair{}
+	_ trained = scale{}
+)

@@ -40,7 +40,7 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 		if args[i].data {
 			continue
 		}
-		g, err := do(gradient{d: d, of: i}, append(slices.Clone(in), dy)...)
+		g, err := do(newGradient(d, i), append(slices.Clone(in), dy)...)
 		if err != nil {
 			return nil, err
 		}
@@ -54,13 +54,16 @@ func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy 
 	if err := ongpu.Stay(append(slices.Clone(in), y)...); err != nil {
 		return errorf(title, errs.ErrGraph, "%v", err)
 	}
-	dy, err := y.Grad()
-	if err != nil {
-		return errorf(title, errs.ErrGraph, "%v", err)
-	}
 	values := make([]G.Value, len(in))
 	for i, n := range in {
 		values[i] = n.Value()
+	}
+	if anyOnGPU(values) {
+		return errorf(title+" gradient", errs.ErrUnsupported, "an input is on a GPU, and the lisp machine adds gradients in host memory: use a tape machine")
+	}
+	dy, err := y.Grad()
+	if err != nil {
+		return errorf(title, errs.ErrGraph, "%v", err)
 	}
 	grads, err := of(values, dy)
 	if err != nil {
@@ -82,11 +85,22 @@ func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy 
 }
 
 // gradient is the op of the gradient of one input, since an op of Gorgonia has one result. Its inputs are those of the op, and the
-// gradient of the op's result. A gradient computes in host memory.
+// gradient of the op's result. It computes where its inputs are.
 type gradient struct {
 	graph.Plain
-	d  derivable
-	of int
+	d   derivable
+	of  int
+	gpu *ongpu.Node
+}
+
+func newGradient(d derivable, of int) gradient { return gradient{d: d, of: of, gpu: new(ongpu.Node)} }
+
+// A trained op has gradients on a GPU, too.
+type trained interface {
+	derivable
+
+	// launchGradient queues the gradient of input i. The work's inputs are those of the op, and after them the gradient dy of the result.
+	launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error
 }
 
 func (op gradient) Arity() int { return len(op.d.arguments()) }
@@ -146,14 +160,33 @@ func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 			return nil, errorf(title, errs.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
 		}
 	}
-	if anyOnGPU(in) {
-		return nil, errorf(title, errs.ErrUnsupported, "an input is on a GPU, want host memory")
-	}
-	if _, err := op.shape(shapesOf(in)); err != nil {
+	shape, err := op.shape(shapesOf(in))
+	if err != nil {
 		return nil, err
+	}
+	if anyOnGPU(in) {
+		return op.onGPU(title, in, shape)
 	}
 	last := len(in) - 1
 	return op.d.gradient(op.of, in[:last], in[last])
+}
+
+func (op gradient) onGPU(title string, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	t, ok := op.d.(trained)
+	if !ok {
+		return nil, errorf(title, errs.ErrUnsupported, "an input is on a GPU, want host memory")
+	}
+	args := op.d.arguments()
+	for i := range args {
+		if err := args[i].checkGPU(title); err != nil {
+			return nil, err
+		}
+	}
+	shapes := shapesOf(in)
+	return ongpu.Compute(&ongpu.Call{
+		Op: "nn." + title, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: tensorsOf(in), DType: args[op.of].dtype, Shape: shape,
+		Queue: func(w *ongpu.Work) error { return t.launchGradient(op.of, w, shapes) },
+	})
 }
 
 // amongZeros returns a tensor of zeros, with the elements of a value from one element on.

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/weight"
@@ -101,7 +102,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 		if op.gate {
 			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(in.w[0], op.parts)}
 		}
-		if dy, err = do(gradient{d: f}, before, dy); err != nil {
+		if dy, err = do(newGradient(f, 0), before, dy); err != nil {
 			return nil, err
 		}
 	}
@@ -170,6 +171,32 @@ func linearBackward[F float](op linear, of int, in []G.Value, grad G.Value) (G.V
 	return t, nil
 }
 
+func (op linear) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
+	last := len(w.In) - 1
+	in, shape := named(op, w.In[:last]), named(op, shapes[:last])
+	rows, width, dy := shape.x[0], shape.x[1], w.In[last].Memory
+	for i, s := range shape.w {
+		out := s[0]
+		dy.Len = rows * out
+		switch of {
+		case 0:
+			o := layers.Product{M: rows, N: width, K: out, A: dy, B: in.w[i].Memory, C: w.Out}
+			if i > 0 {
+				o.Plus = w.Out
+			}
+			if err := w.Product(&o); err != nil {
+				return err
+			}
+		case 1 + i:
+			return w.Product(&layers.Product{M: out, N: width, K: rows, Transposed: true, A: dy, B: in.x.Memory, C: w.Out})
+		case 1 + op.parts + i:
+			return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: out, X: dy, Y: w.Out})
+		}
+		dy.Offset += int64(dy.Len) * 4
+	}
+	return nil
+}
+
 // linearGradX computes d, the sum of g W of the layers.
 func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 	var before []F // the sum of the layers before
@@ -225,4 +252,4 @@ func transpose[T any](y, x []T, from, to, rows, columns, row int) {
 	}
 }
 
-var _ derivable = linear{}
+var _ trained = linear{}

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -22,7 +23,7 @@ import (
 //
 //   - x: rank 1 or more, float32 or float64. On a GPU: float32. y has the rank and type of x.
 //   - A run may have fewer rows than the graph, if the rows of the slice are there. Rows in any order are an [Embedding] of x.
-//   - Gradient: in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradient: in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape (axis, from, to), ErrDType, ErrGraph (nil x).
 func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
 	const name = "Slice"
@@ -76,7 +77,7 @@ func MergeHeads(x *G.Node) (y *G.Node, err error) {
 // fewer rows than the graph.
 //
 //   - x: rank 1 or more, float32 or float64. On a GPU: float32, without a copy.
-//   - Gradient: in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradient: in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	const name = "Reshape"
@@ -163,6 +164,18 @@ func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) err
 		}
 	}
 	return nil
+}
+
+// launchGradient moves the elements back. Behind a slice there are zeros elsewhere.
+func (r moving) launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error {
+	last := len(in) - 1
+	back := r.moves(in[:last], in[last])[i].Back()
+	if back.Count() < in[i].TotalSize() {
+		if err := w.Do(func(s *cuda.Stream) error { return s.Set(w.Out.Buffer, w.Out.Offset, 0, int64(w.Out.Len)*4) }); err != nil {
+			return err
+		}
+	}
+	return w.Move(&layers.Move{Move: back, X: w.In[last].Memory, Y: w.Out})
 }
 
 // along returns the product of a shape's axes before an axis, and the product of those after.
@@ -338,3 +351,13 @@ func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 func (r reshape) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	return r.compute([]G.Value{dy}, in[0].Shape())
 }
+
+// launchGradient copies dy: the value of a view would stay only as long as dy.
+func (r reshape) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	return w.Elements(&layers.Elements{N: in[0].TotalSize(), X: w.In[1].Memory, Y: w.Out})
+}
+
+var (
+	_ trained = moving{}
+	_ trained = reshape{}
+)

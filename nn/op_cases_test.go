@@ -27,6 +27,7 @@ type opCase struct {
 
 	corners bool // it has no slope here and there, as ReLU at 0
 	host    bool // it has no kernels for GPUs
+	trained bool // it has gradients on GPUs
 }
 
 // opInput is numbers, or indices.
@@ -247,7 +248,7 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 		}
 		c := opCase{
 			name:  fmt.Sprintf("Linear of %d x %d x %d, %d layers, bias %v, residual %v, norm %d, %v, gate %v", rows, in, out, parts, bias, residual, norm, f, gate),
-			shape: tensor.Shape{rows, out}, size: 50, corners: f == attn.ReLU,
+			shape: tensor.Shape{rows, out}, size: 50, corners: f == attn.ReLU, trained: parts == 1 && !gate && norm == 0 && f == attn.NoActivation,
 		}
 		add := func(name string, shape ...int) func(in []*G.Node) *G.Node {
 			at := len(c.inputs)
@@ -498,7 +499,7 @@ func elementCases(rng *rand.Rand) (cases []opCase) {
 		}
 		build := map[bool]func(a, b *G.Node) (*G.Node, error){false: Add, true: Mul}[times]
 		cases = append(cases, opCase{
-			name: fmt.Sprintf("of %v and %v, product %v", shape, other, times), shape: shape,
+			name: fmt.Sprintf("of %v and %v, product %v", shape, other, times), shape: shape, trained: true,
 			inputs: []opInput{randomInput(rng, "a", shape...), randomInput(rng, "b", other...)},
 			build:  func(in []*G.Node) (*G.Node, error) { return build(in[0], in[1]) },
 			want: func(in [][]float64) []float64 {
@@ -516,7 +517,7 @@ func elementCases(rng *rand.Rand) (cases []opCase) {
 	}
 	shape := randomShape(rng, 1, 2, 3)
 	return append(cases, opCase{
-		name: fmt.Sprintf("Scale of %v", shape), shape: shape, inputs: []opInput{randomInput(rng, "x", shape...)},
+		name: fmt.Sprintf("Scale of %v", shape), shape: shape, trained: true, inputs: []opInput{randomInput(rng, "x", shape...)},
 		build: func(in []*G.Node) (*G.Node, error) { return Scale(in[0], -2.5) },
 		want: func(in [][]float64) []float64 {
 			y := slices.Clone(in[0])
@@ -622,6 +623,9 @@ func moveCases(rng *rand.Rand) (cases []opCase) {
 			build: func(in []*G.Node) (*G.Node, error) { return Reshape(in[0], b*heads, n*d) },
 			want:  func(in [][]float64) []float64 { return in[0] },
 		})
+	}
+	for i := range cases {
+		cases[i].trained = true
 	}
 	return cases
 }

@@ -249,6 +249,16 @@ func (w *Work) Elements(o *layers.Elements) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Elements(s, o) })
 }
 
+// Product queues a product of matrices.
+func (w *Work) Product(o *layers.Product) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Product(s, o) })
+}
+
+// ColumnSums queues sums over rows.
+func (w *Work) ColumnSums(o *layers.ColumnSums) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.ColumnSums(s, o) })
+}
+
 // MergeStates queues the merging of states of attention.
 func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })

@@ -99,6 +99,13 @@ func TestEmulatedNodes(t *testing.T) {
 	testNodesRefuse(t, m, d)
 }
 
+func TestEmulatedTraining(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testProduct(t, m, d, reftest.Cases(t, 6, 30), 150)
+	testColumnSums(t, m, d, 8)
+	testTrainingRefuses(t, m, d)
+}
+
 func TestEmulatedGather(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testGather(t, m, d, 20)

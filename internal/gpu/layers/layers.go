@@ -48,10 +48,11 @@ type Engine struct {
 
 	narrow *narrowKernels // nil: not loaded yet
 
-	mu          sync.Mutex
-	args        cuda.Args
-	nodeKernels *nodeKernels // nil: not loaded yet
-	maps        gpu.TensorMaps[linearMap]
+	mu              sync.Mutex
+	args            cuda.Args
+	nodeKernels     *nodeKernels     // nil: not loaded yet
+	trainingKernels *trainingKernels // nil: not loaded yet
+	maps            gpu.TensorMaps[linearMap]
 
 	clusters sync.Map // by clusterKey: how many clusters can run at once
 }

@@ -48,6 +48,10 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int NODE_STATES = 32;",
 			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
 		},
+		"gemm_training.cuh": {
+			"constexpr int TRAINING_THREADS = 256; constexpr int TRAINING_TILE = 128;",
+			"column = blockIdx.x * 32 + lane;",
+		},
 		"gemm_activation.cuh": {
 			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
 			"enum : int { GATED = 64 };",
@@ -170,6 +174,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/gemm_tiled.cuh", "GemmParams", gemmParams{}},
 		{"kernels/decode_rows.cuh", "NormParams", normParams{}},
 		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
+		{"kernels/gemm_training.cuh", "TrainingParams", productParams{}},
+		{"kernels/gemm_training.cuh", "TrainingSumsParams", sumsParams{}},
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},

@@ -52,10 +52,15 @@ func launchNode[P any](d *Engine, s *cuda.Stream, kernel func(*nodeKernels) *cud
 	if err != nil {
 		return err
 	}
+	return queueNode(d, s, kernel(k), blocks, p, memory...)
+}
+
+// queueNode queues a kernel whose thread blocks have nodeThreads threads. d.mu is held.
+func queueNode[P any](d *Engine, s *cuda.Stream, kernel *cuda.Function, blocks int, p *P, memory ...gpu.Memory) error {
 	d.args.Reset()
 	cuda.Struct(&d.args, p)
 	d.hold(memory...)
-	return kernel(k).Launch(s, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{nodeThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
+	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{nodeThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
 }
 
 // RMSNorm is the operands of

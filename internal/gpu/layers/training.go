@@ -1,0 +1,143 @@
+package layers
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// trainingUnit is the module with the kernels of gradients.
+const trainingUnit = "training"
+
+// Constants of the kernels (kernels/gemm_training.cuh).
+const (
+	trainingThreads = nodeThreads
+	trainingTile    = 128
+	trainingColumns = 32 // of a thread block of column sums
+)
+
+// trainingKernels are loaded at first use.
+type trainingKernels struct {
+	product [2]*cuda.Function // of A, and of its transpose
+	sums    *cuda.Function
+}
+
+// training returns the kernels. d.mu is held.
+func (d *Engine) training() (*trainingKernels, error) {
+	if d.trainingKernels != nil {
+		return d.trainingKernels, nil
+	}
+	m, err := gpu.Module(d.dev, trainingUnit)
+	if err != nil {
+		return nil, err
+	}
+	k := new(trainingKernels)
+	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums} {
+		if *f, err = m.Function(name); err != nil {
+			return nil, err
+		}
+	}
+	d.trainingKernels = k
+	return k, nil
+}
+
+// launchTraining queues a kernel of the unit, with one struct of parameters.
+func launchTraining[P any](d *Engine, s *cuda.Stream, kernel func(*trainingKernels) *cuda.Function, blocks int, p *P, memory ...gpu.Memory) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, err := d.training()
+	if err != nil {
+		return err
+	}
+	return queueNode(d, s, kernel(k), blocks, p, memory...)
+}
+
+// checkLooseFloats is [gpu.Memory.CheckFloats] of elements at any address.
+func checkLooseFloats(op, name string, m *gpu.Memory, n int) error {
+	if m.DType != attn.Float32 {
+		return m.CheckFloats(op, name, n)
+	}
+	return m.CheckLoose(op, name, n)
+}
+
+// Product is the operands of C = A B + Plus, of row-major matrices of float32: A is M x K, or with Transposed the
+// transpose of a matrix of K x M in memory, and B is K x N. Plus may have no buffer, and may be C.
+type Product struct {
+	M, N, K       int
+	Transposed    bool
+	A, B, Plus, C gpu.Memory
+}
+
+// productParams is struct TrainingParams.
+type productParams struct {
+	a, b, plus, c uint64
+	m, n, k       int32
+	_             [4]byte
+}
+
+// Product queues a Product. The bits are the same on every run.
+func (d *Engine) Product(s *cuda.Stream, o *Product) error {
+	const op = "product"
+	if min(o.M, o.N, o.K) < 1 || max(o.M, o.N, o.K) > math.MaxInt32-trainingTile {
+		return gpu.Errorf(op, attn.ErrShape, "%d x %d sums of %d products", o.M, o.N, o.K)
+	}
+	blocks := attn.Product(attn.Ceil(o.M, trainingTile), attn.Ceil(o.N, trainingTile))
+	if blocks > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrUnsupported, "%d x %d sums", o.M, o.N)
+	}
+	for _, x := range []struct {
+		name string
+		of   *gpu.Memory
+		n    int
+	}{{"a", &o.A, attn.Product(o.M, o.K)}, {"b", &o.B, attn.Product(o.K, o.N)}, {"c", &o.C, attn.Product(o.M, o.N)}} {
+		if err := checkLooseFloats(op, x.name, x.of, x.n); err != nil {
+			return err
+		}
+	}
+	if o.Plus.Buffer != nil {
+		if err := checkLooseFloats(op, "plus", &o.Plus, attn.Product(o.M, o.N)); err != nil {
+			return err
+		}
+	}
+	p := productParams{a: o.A.Address(), b: o.B.Address(), plus: o.Plus.AddressOr0(), c: o.C.Address(), m: int32(o.M), n: int32(o.N), k: int32(o.K)}
+	which := 0
+	if o.Transposed {
+		which = 1
+	}
+	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.product[which] }, blocks, &p, o.A, o.B, o.Plus, o.C)
+}
+
+// ColumnSums is the operands of Y, the sums over rows of X, or of X times Times, of Rows x N elements of float32. Times
+// may have no buffer.
+type ColumnSums struct {
+	Rows, N     int
+	X, Times, Y gpu.Memory
+}
+
+// sumsParams is struct TrainingSumsParams.
+type sumsParams struct {
+	x, times, y uint64
+	rows, n     int32
+}
+
+// ColumnSums queues a ColumnSums. The bits are the same on every run.
+func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
+	const op = "column sums"
+	if min(o.Rows, o.N) < 1 || max(o.Rows, o.N) > math.MaxInt32-trainingThreads {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
+	}
+	all := attn.Product(o.Rows, o.N)
+	if err := checkLooseFloats(op, "x", &o.X, all); err != nil {
+		return err
+	}
+	if err := o.Times.CheckOptional(op, "the factors", all); err != nil {
+		return err
+	}
+	if err := o.Y.CheckFloats(op, "y", o.N); err != nil {
+		return err
+	}
+	p := sumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: o.Y.Address(), rows: int32(o.Rows), n: int32(o.N)}
+	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.sums }, attn.Ceil(o.N, trainingColumns), &p, o.X, o.Times, o.Y)
+}
