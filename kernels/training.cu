@@ -1,7 +1,7 @@
-// Entry points of gradients of linear layers and element-wise nodes.
+// Entry points of gradients of linear layers, norms and element-wise nodes.
 //
 // Needed by: training: gradients of nodes of nn on a GPU.
-#include "gemm_training.cuh"
+#include "nodes_training.cuh"
 
 #define TRAINING(name, Params, run) \
   extern "C" __global__ void __launch_bounds__(TRAINING_THREADS, 2) name(const __grid_constant__ Params p) { run(p); }
@@ -9,3 +9,5 @@
 TRAINING(training_product, TrainingParams, TrainingProduct<false>::run)
 TRAINING(training_product_transposed, TrainingParams, TrainingProduct<true>::run)
 TRAINING(training_sums, TrainingSumsParams, trainingSums)
+TRAINING(training_slopes, TrainingSlopeParams, trainingSlopes)
+TRAINING(training_norm, TrainingNormParams, trainingNorm)

@@ -60,7 +60,7 @@ func (f Activation) check(name string) error {
 //   - x: rank 1 or more, float32 or float64. y has the shape and type of x.
 //   - In float32, y is off by at most 2^-22 of x.
 //   - On a GPU: float32.
-//   - Gradient: of x, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradient: of x, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (f), ErrGraph (nil x).
 func Activate(x *G.Node, f Activation) (y *G.Node, err error) {
 	const name = "Activate"
@@ -173,6 +173,13 @@ func sigmoidSlope(v, u, du float64) float64 {
 func (r activation) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	return w.Elements(&layers.Elements{N: shape.TotalSize(), Activation: r.f, X: w.In[0].Memory, Y: w.Out})
 }
+
+func (r activation) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	n := in[0].TotalSize()
+	return w.Slopes(&layers.Slopes{N: n, Width: n, Step: n, Activation: r.f, DY: w.In[1].Memory, X: w.In[0].Memory, DX: w.Out})
+}
+
+var _ trained = activation{}
 
 // piece is the number of elements of a work item.
 const piece = 1 << 12

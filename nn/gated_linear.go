@@ -7,7 +7,9 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/layers"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -160,4 +162,21 @@ func gateBackward[F float](r gateOfBoth, both, grad G.Value) (G.Value, error) {
 	return t, nil
 }
 
-var _ derivable = gateOfBoth{}
+func (r gateOfBoth) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	n := in[1].TotalSize()
+	o := layers.Slopes{N: n, Width: r.width, Step: 2 * r.width, Activation: r.f, DY: w.In[1].Memory, X: w.In[0].Memory, DX: w.Out}
+	up := r.width
+	if r.joined {
+		o.Width, o.Step, up = n, n, n
+	}
+	o.Times, o.DTimes = from(o.X, up), from(o.DX, up)
+	return w.Slopes(&o)
+}
+
+// from returns the elements of float32 from one on.
+func from(m gpu.Memory, first int) gpu.Memory {
+	m.Offset, m.Len = m.Offset+int64(first)*4, m.Len-first
+	return m
+}
+
+var _ trained = gateOfBoth{}

@@ -22,7 +22,7 @@ import (
 // [ReLU] ReGLU. [GatedLinear] is a GLU with its layers in one node.
 //
 //   - gate and up: one shape, of rank 1 or more; float32 or float64. y is as they are. On a GPU: float32.
-//   - Gradients: of both, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradients: of both, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (f), ErrGraph (nil nodes, other graphs).
 func GLU(gate, up *G.Node, f Activation) (y *G.Node, err error) {
 	const name = "GLU"
@@ -121,3 +121,13 @@ func gluBackward[F float](r glu, of int, in []G.Value, grad G.Value) (G.Value, e
 func (r glu) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	return w.Elements(&layers.Elements{N: shape.TotalSize(), Activation: r.f.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
 }
+
+func (r glu) launchGradient(of int, w *ongpu.Work, in []tensor.Shape) error {
+	n, gate, up, dy := in[0].TotalSize(), w.In[0].Memory, w.In[1].Memory, w.In[2].Memory
+	if of == 1 {
+		return w.Elements(&layers.Elements{N: n, Activation: r.f.function(), X: gate, Times: dy, Y: w.Out})
+	}
+	return w.Slopes(&layers.Slopes{N: n, Width: n, Step: n, Activation: r.f.function(), DY: dy, X: gate, Times: up, DX: w.Out})
+}
+
+var _ trained = glu{}

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"github.com/chewxy/hm"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -103,6 +104,11 @@ type trained interface {
 	launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error
 }
 
+// A scratchTrained op needs scratch memory for a gradient on a GPU, in float32 elements.
+type scratchTrained interface {
+	gradientScratch(i int, in []tensor.Shape) int
+}
+
 func (op gradient) Arity() int { return len(op.d.arguments()) }
 
 // OperandName makes it a [graph.Named].
@@ -183,10 +189,14 @@ func (op gradient) onGPU(title string, in []G.Value, shape tensor.Shape) (G.Valu
 		}
 	}
 	shapes := shapesOf(in)
-	return ongpu.Compute(&ongpu.Call{
+	call := ongpu.Call{
 		Op: "nn." + title, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: tensorsOf(in), DType: args[op.of].dtype, Shape: shape,
 		Queue: func(w *ongpu.Work) error { return t.launchGradient(op.of, w, shapes) },
-	})
+	}
+	if s, ok := op.d.(scratchTrained); ok {
+		call.Scratch = func(*layers.Engine) (int, error) { return s.gradientScratch(op.of, shapes), nil }
+	}
+	return ongpu.Compute(&call)
 }
 
 // amongZeros returns a tensor of zeros, with the elements of a value from one element on.

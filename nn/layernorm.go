@@ -29,7 +29,7 @@ type float interface{ float32 | float64 }
 //   - A row with a NaN or an infinity gives NaN.
 //   - On the CPU, moments are float64, and the variance is that of differences to the mean: a large common offset costs no digits.
 //     On a GPU, x is float32 and moments are float32.
-//   - Gradients: of x, gamma and beta, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradients: of x, gamma and beta, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs).
 func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	const name = "LayerNorm"
@@ -181,6 +181,39 @@ func memoryOrNone(x *ongpu.Operand) gpu.Memory {
 //	dbeta  = sum over rows of dy
 //
 // Moments are computed again, which is cheaper than keeping them.
+func (r layerNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
+	last, n := len(w.In)-1, shapes[0][r.rank-1]
+	in, rows, dy := normOf(r.gamma, r.beta, w.In[:last]), shapes[0].TotalSize()/n, w.In[last].Memory
+	if of > 0 && !(r.gamma && of == 1) { // beta
+		return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Y: w.Out})
+	}
+	return launchNormGradient(of, w, rows, n, in.x.Memory, dy, layers.Norm{Eps: r.eps, Gamma: memoryOrNone(in.gamma)})
+}
+
+// launchNormGradient queues the gradient of x, input 0, or of gamma: the sums of dy times the norm without gamma.
+func launchNormGradient(of int, w *ongpu.Work, rows, n int, x, dy gpu.Memory, norm layers.Norm) error {
+	if of == 0 {
+		return w.NormGradient(&layers.NormGradient{Norm: norm, Rows: rows, N: n, X: x, DY: dy, DX: w.Out})
+	}
+	norm.Gamma, norm.UnitOffset = gpu.Memory{}, false
+	if err := w.Do(func(s *cuda.Stream) error { return w.Norm(s, rows, n, x, w.Scratch, &norm) }); err != nil {
+		return err
+	}
+	return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Times: w.Scratch, Y: w.Out})
+}
+
+func (r layerNorm) gradientScratch(of int, shapes []tensor.Shape) int {
+	return normScratch(r.gamma, of, shapes)
+}
+
+// normScratch returns the elements of the norm that the gradient of gamma needs.
+func normScratch(gamma bool, of int, shapes []tensor.Shape) int {
+	if gamma && of == 1 {
+		return shapes[0].TotalSize()
+	}
+	return 0
+}
+
 func (r layerNorm) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return layerNormBackward[float64](r, i, in, dy)
@@ -252,7 +285,7 @@ func gradX[F float](dx, x, gamma, dy []F, eps float64) {
 func eachRow(rows, n int, f func(row int)) { cpu.Each(cpu.Default(), rows, n, f) }
 
 var (
-	_ rule      = layerNorm{}
-	_ launched  = layerNorm{}
-	_ derivable = layerNorm{}
+	_ rule     = layerNorm{}
+	_ launched = layerNorm{}
+	_ trained  = layerNorm{}
 )

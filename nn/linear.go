@@ -91,8 +91,8 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 //     [WithBatchInvariance].
 //   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and
 //     also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
-//   - Gradients: of all inputs, if w has the type of x, in host memory on both of Gorgonia's machines, on a GPU on the tape machine
-//     and without norm and activation. With w of 16 bits or fewer, a gradient is ErrUnsupported. No second derivative.
+//   - Gradients: of all inputs, if w has the type of x, in host memory on both of Gorgonia's machines, on a GPU on the tape machine.
+//     With w of 16 bits or fewer, a gradient is ErrUnsupported. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption, ErrUnsupported.
 //
 // On the CPU:

@@ -197,6 +197,12 @@ func (op linear) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) er
 	return nil
 }
 
+func (r linearPart) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	m := attn.Move{Dims: [3]int{1, 1, 1}, N: in[1].TotalSize()}
+	m.To.At = r.from(in[0])
+	return launchBack(w, m, w.In[1].Memory)
+}
+
 // linearGradX computes d, the sum of g W of the layers.
 func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 	var before []F // the sum of the layers before
@@ -252,4 +258,7 @@ func transpose[T any](y, x []T, from, to, rows, columns, row int) {
 	}
 }
 
-var _ trained = linear{}
+var (
+	_ trained = linear{}
+	_ trained = linearPart{}
+)

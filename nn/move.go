@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -166,16 +167,19 @@ func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) err
 	return nil
 }
 
-// launchGradient moves the elements back. Behind a slice there are zeros elsewhere.
 func (r moving) launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error {
 	last := len(in) - 1
-	back := r.moves(in[:last], in[last])[i].Back()
-	if back.Count() < in[i].TotalSize() {
+	return launchBack(w, r.moves(in[:last], in[last])[i].Back(), w.In[last].Memory)
+}
+
+// launchBack moves elements of dy to a gradient, which is 0 elsewhere.
+func launchBack(w *ongpu.Work, back attn.Move, dy gpu.Memory) error {
+	if back.Count() < w.Out.Len {
 		if err := w.Do(func(s *cuda.Stream) error { return s.Set(w.Out.Buffer, w.Out.Offset, 0, int64(w.Out.Len)*4) }); err != nil {
 			return err
 		}
 	}
-	return w.Move(&layers.Move{Move: back, X: w.In[last].Memory, Y: w.Out})
+	return w.Move(&layers.Move{Move: back, X: dy, Y: w.Out})
 }
 
 // along returns the product of a shape's axes before an axis, and the product of those after.

@@ -51,7 +51,7 @@ func unitOffset(name string, opts []Option, gamma bool) (offset bool, err error)
 //   - Options: [WithUnitOffset].
 //   - eps: finite and not negative. With eps 0, a row of zeros gives NaN.
 //   - A row with a NaN or an infinity gives NaN. Means are float64 on the CPU, float32 on a GPU, where x is float32.
-//   - Gradients: of x, gamma and residual, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradients: of x, gamma and residual, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (eps, an option given twice), ErrGraph (nil x, other graphs), ErrUnsupported (another
 //     option, an offset without a gamma).
 func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
@@ -244,6 +244,19 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 	return t, nil
 }
 
+func (r rmsNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
+	last := len(w.In) - 1
+	in, n, all, dy := normOf(r.gamma, r.residual, w.In[:last]), r.group(shapes[:last]), shapes[0].TotalSize(), w.In[last].Memory
+	if of > 0 && !(r.gamma && of == 1) { // the residual
+		return w.Elements(&layers.Elements{N: all, X: dy, Y: w.Out})
+	}
+	return launchNormGradient(of, w, all/n, n, in.x.Memory, dy, layers.Norm{Eps: r.eps, RMS: true, UnitOffset: r.offset, Gamma: memoryOrNone(in.gamma)})
+}
+
+func (r rmsNorm) gradientScratch(of int, shapes []tensor.Shape) int {
+	return normScratch(r.gamma, of, shapes)
+}
+
 // rmsGradX writes dx of one row; gamma may be nil.
 func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
 	f := norm.ReciprocalRMS(x, eps)
@@ -289,3 +302,5 @@ func (r rmsNorm) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) er
 		X: own.x.Memory, Gamma: memoryOrNone(own.gamma), Residual: memoryOrNone(own.plus), Y: w.Out,
 	})
 }
+
+var _ trained = rmsNorm{}

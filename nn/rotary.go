@@ -26,7 +26,7 @@ import (
 //     leanattention.WithRotary does the same within attention, without a node or positions.
 //   - Angles are reduced in float64: their error is at most 2^-51 of the position, in radians, and 2^-22 in float32.
 //   - On a GPU: x float32, positions int32, at most 256 rotated elements of a head, which are its first ones.
-//   - Gradient: of x, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Gradient: of x, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
 func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 	const name = "Rotary"
@@ -144,3 +144,12 @@ func (r rotary) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) err
 		X: w.In[0].Memory, Positions: gpuBytes(w.In[1].Memory), Y: w.Out,
 	})
 }
+
+func (r rotary) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
+	back := *w
+	back.In = []ongpu.Operand{w.In[2], w.In[1]}
+	r.how = r.how.Back()
+	return r.launch(&back, in, in[0])
+}
+
+var _ trained = rotary{}

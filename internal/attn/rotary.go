@@ -28,6 +28,16 @@ func RotaryOf(dim int, w []float64, factor float64, interleaved, last bool) Rota
 	return r
 }
 
+// Back returns the rotation back, with the same factor.
+func (r Rotary) Back() Rotary {
+	var b []byte
+	for i := range r.Turns.Len() {
+		b = binary.LittleEndian.AppendUint64(b, uint64(-r.Turns.Of(i)))
+	}
+	r.Turns = Turnings(b)
+	return r
+}
+
 // Check reports what is wrong with r for heads of so many elements.
 func (r *Rotary) Check(op string, dim int) error {
 	if *r == (Rotary{}) {

@@ -259,6 +259,16 @@ func (w *Work) ColumnSums(o *layers.ColumnSums) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.ColumnSums(s, o) })
 }
 
+// Slopes queues gradients of activations and gates.
+func (w *Work) Slopes(o *layers.Slopes) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Slopes(s, o) })
+}
+
+// NormGradient queues gradients of norms.
+func (w *Work) NormGradient(o *layers.NormGradient) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.NormGradient(s, o) })
+}
+
 // MergeStates queues the merging of states of attention.
 func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })

@@ -103,6 +103,8 @@ func TestEmulatedTraining(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testProduct(t, m, d, reftest.Cases(t, 6, 30), 150)
 	testColumnSums(t, m, d, 8)
+	testSlopes(t, m, d, 10)
+	testNormGradient(t, m, d, 8)
 	testTrainingRefuses(t, m, d)
 }
 

@@ -52,6 +52,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int TRAINING_THREADS = 256; constexpr int TRAINING_TILE = 128;",
 			"column = blockIdx.x * 32 + lane;",
 		},
+		"nodes_training.cuh": {"constexpr int TRAINING_EACH = 4;"},
 		"gemm_activation.cuh": {
 			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
 			"enum : int { GATED = 64 };",
@@ -176,6 +177,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
 		{"kernels/gemm_training.cuh", "TrainingParams", productParams{}},
 		{"kernels/gemm_training.cuh", "TrainingSumsParams", sumsParams{}},
+		{"kernels/nodes_training.cuh", "TrainingSlopeParams", slopeParams{}},
+		{"kernels/nodes_training.cuh", "TrainingNormParams", normGradientParams{}},
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},

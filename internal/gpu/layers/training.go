@@ -11,17 +11,18 @@ import (
 // trainingUnit is the module with the kernels of gradients.
 const trainingUnit = "training"
 
-// Constants of the kernels (kernels/gemm_training.cuh).
+// Constants of the kernels (kernels/gemm_training.cuh, nodes_training.cuh).
 const (
 	trainingThreads = nodeThreads
 	trainingTile    = 128
 	trainingColumns = 32 // of a thread block of column sums
+	trainingEach    = 4
 )
 
 // trainingKernels are loaded at first use.
 type trainingKernels struct {
-	product [2]*cuda.Function // of A, and of its transpose
-	sums    *cuda.Function
+	product            [2]*cuda.Function // of A, and of its transpose
+	sums, slopes, norm *cuda.Function
 }
 
 // training returns the kernels. d.mu is held.
@@ -34,7 +35,7 @@ func (d *Engine) training() (*trainingKernels, error) {
 		return nil, err
 	}
 	k := new(trainingKernels)
-	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums} {
+	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm} {
 		if *f, err = m.Function(name); err != nil {
 			return nil, err
 		}
@@ -140,4 +141,99 @@ func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
 	}
 	p := sumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: o.Y.Address(), rows: int32(o.Rows), n: int32(o.N)}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.sums }, attn.Ceil(o.N, trainingColumns), &p, o.X, o.Times, o.Y)
+}
+
+// Slopes is the operands of
+//
+//	DX = DY*Times*f'(X),   DTimes = DY*f(X),   f the Activation
+//
+// of N elements of float32. Times and DTimes may have no buffer. DY has its elements one after the other. The others have rows of
+// Width elements, which begin Step elements apart.
+type Slopes struct {
+	N, Width, Step           int
+	Activation               attn.Activation
+	DY, X, Times, DX, DTimes gpu.Memory
+}
+
+// slopeParams is struct TrainingSlopeParams.
+type slopeParams struct {
+	dy, x, times, dx, dtimes uint64
+	n, width, step           int64
+	activation               int32
+	_                        [4]byte
+}
+
+// Slopes queues a Slopes.
+func (d *Engine) Slopes(s *cuda.Stream, o *Slopes) error {
+	const op = "slopes"
+	switch {
+	case o.N < 1 || o.Width < 1 || o.Step < o.Width || o.N%o.Width != 0:
+		return gpu.Errorf(op, attn.ErrShape, "%d elements, rows of %d that begin %d apart", o.N, o.Width, o.Step)
+	case o.Activation >= attn.Activations:
+		return gpu.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
+	}
+	blocks := attn.Ceil(o.N, trainingThreads*trainingEach)
+	if blocks > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrUnsupported, "%d elements", o.N)
+	}
+	all := attn.Product(o.N/o.Width-1, o.Step) + o.Width
+	for _, x := range []struct {
+		name     string
+		of       *gpu.Memory
+		n        int
+		optional bool
+	}{{"dy", &o.DY, o.N, false}, {"x", &o.X, all, false}, {"the factors", &o.Times, all, true}, {"dx", &o.DX, all, false}, {"the factors' gradient", &o.DTimes, all, true}} {
+		if x.optional && x.of.Buffer == nil {
+			continue
+		}
+		if err := checkLooseFloats(op, x.name, x.of, x.n); err != nil {
+			return err
+		}
+	}
+	p := slopeParams{
+		dy: o.DY.Address(), x: o.X.Address(), times: o.Times.AddressOr0(), dx: o.DX.Address(), dtimes: o.DTimes.AddressOr0(),
+		n: int64(o.N), width: int64(o.Width), step: int64(o.Step), activation: int32(o.Activation),
+	}
+	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.slopes }, blocks, &p, o.DY, o.X, o.Times, o.DX, o.DTimes)
+}
+
+// NormGradient is the operands of the gradient DX of X of a [Norm] of Rows x N elements, given that of the result. The norm's
+// Beta is unused.
+type NormGradient struct {
+	Norm
+	Rows, N   int
+	X, DY, DX gpu.Memory
+}
+
+// normGradientParams is struct TrainingNormParams.
+type normGradientParams struct {
+	x, gamma, dy, dx uint64
+	n, rms           int32
+	eps, offset      float32
+}
+
+// NormGradient queues a NormGradient.
+func (d *Engine) NormGradient(s *cuda.Stream, o *NormGradient) error {
+	const op = "norm gradient"
+	if min(o.Rows, o.N) < 1 || max(o.Rows, o.N) > math.MaxInt32-trainingThreads {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
+	}
+	if err := o.check(op, o.N); err != nil {
+		return err
+	}
+	all := attn.Product(o.Rows, o.N)
+	if err := o.X.CheckFloats(op, "x", all); err != nil {
+		return err
+	}
+	if err := o.DY.CheckFloats(op, "dy", all); err != nil {
+		return err
+	}
+	if err := o.DX.CheckFloats(op, "dx", all); err != nil {
+		return err
+	}
+	p := normGradientParams{x: o.X.Address(), gamma: o.Gamma.AddressOr0(), dy: o.DY.Address(), dx: o.DX.Address(), n: int32(o.N), eps: float32(o.Eps), offset: o.offset()}
+	if o.RMS {
+		p.rms = 1
+	}
+	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.norm }, o.Rows, &p, o.X, o.Gamma, o.DY, o.DX)
 }

@@ -15,6 +15,8 @@ func TestGPUTraining(t *testing.T) {
 	m, d := realDecoder(t)
 	testProduct(t, m, d, 60, 400)
 	testColumnSums(t, m, d, 40)
+	testSlopes(t, m, d, 40)
+	testNormGradient(t, m, d, 40)
 	testTrainingRefuses(t, m, d)
 }
 
@@ -107,6 +109,105 @@ func testColumnSums(t *testing.T, m *machine, d *Engine, cases int) {
 	}
 }
 
+// testSlopes: every activation, far from 0 too, with and without factors, in rows apart, of which the rest stays.
+func testSlopes(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		o := Slopes{Width: enginetest.Pick(rng, 1, 3, 8, 1500), Activation: attn.Activation(i % attn.Activations)}
+		rows, between := enginetest.Pick(rng, 1, 2, 5), enginetest.Pick(rng, 0, 0, 1, 16)
+		o.N, o.Step = rows*o.Width, o.Width+between
+		all := rows * o.Step
+		dy, x, times := m.random(t, rng, attn.Float32, o.N, 1), m.random(t, rng, attn.Float32, all, enginetest.Pick(rng, 1, 4, 1000.)), m.random(t, rng, attn.Float32, all, 1)
+		o.DY, o.X, o.DX = dy.Memory, x.Memory, m.empty(t, all)
+		before := enginetest.Read(t, &o.DX)
+		dtimes := m.empty(t, all)
+		if i%2 == 0 {
+			o.Times, o.DTimes = times.Memory, dtimes
+		}
+		noError(t, d.Slopes(m.Stream, &o))
+		m.Settle(t)
+		dx, df := enginetest.Read(t, &o.DX), enginetest.Read(t, &dtimes)
+		for at := range all {
+			row, column := at/o.Step, at%o.Step
+			if column >= o.Width {
+				if !bytes.Equal(dx[4*at:4*at+4], before[4*at:4*at+4]) {
+					t.Fatalf("%+v: element %d between rows is written", o, at)
+				}
+				continue
+			}
+			g, f := dy.x[row*o.Width+column], 1.0
+			if i%2 == 0 {
+				f = times.x[at]
+				want := g * reftest.Activated(o.Activation, x.x[at])
+				if v := enginetest.Get(df, at, attn.Float32); !(math.Abs(v-want) <= 1e-6*math.Abs(g)*(1+math.Abs(x.x[at]))) {
+					t.Fatalf("%v of %v: the factor's gradient is %v, want %v", o.Activation, x.x[at], v, want)
+				}
+			}
+			want := g * f * reftest.Slope(o.Activation, x.x[at])
+			if v := enginetest.Get(dx, at, attn.Float32); !(math.Abs(v-want) <= 3e-6*math.Abs(g*f)) {
+				t.Fatalf("%v of %v: the gradient is %v, want %v", o.Activation, x.x[at], v, want)
+			}
+		}
+		for _, x := range []gpu.Memory{dy.Memory, x.Memory, times.Memory, o.DX, dtimes} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
+// testNormGradient: both norms, rows of any length and magnitude.
+func testNormGradient(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		o := NormGradient{Rows: enginetest.Pick(rng, 1, 3, 9), N: enginetest.Pick(rng, 1, 5, 64, 255, 256, 257, 1300), Norm: Norm{Eps: 1e-5, RMS: i%2 == 0}}
+		o.UnitOffset = i%4 == 0
+		all, scale := o.Rows*o.N, math.Ldexp(1, rng.IntN(16)-6)
+		x, dy, gamma := m.random(t, rng, attn.Float32, all, scale), m.random(t, rng, attn.Float32, all, 1), m.random(t, rng, attn.Float32, o.N, 1)
+		o.X, o.DY, o.DX = x.Memory, dy.Memory, m.empty(t, all)
+		if o.UnitOffset || i%3 > 0 {
+			o.Gamma = gamma.Memory
+		}
+		noError(t, d.NormGradient(m.Stream, &o))
+		m.Settle(t)
+		got := enginetest.Read(t, &o.DX)
+		n := float64(o.N)
+		for row := range o.Rows {
+			x, dy := x.x[row*o.N:][:o.N], dy.x[row*o.N:][:o.N]
+			mean, variance := moments(x)
+			if o.RMS {
+				mean, variance = 0, variance+mean*mean
+			}
+			r := 1 / math.Sqrt(variance+o.Eps)
+			g, ofG, ofBoth, most := make([]float64, o.N), 0.0, 0.0, 0.0
+			for i, v := range dy {
+				switch {
+				case o.Gamma.Buffer == nil:
+				case o.UnitOffset:
+					v *= 1 + gamma.x[i]
+				default:
+					v *= gamma.x[i]
+				}
+				g[i] = v
+				ofG += v / n
+				ofBoth += v * (x[i] - mean) * r / n
+				most = max(most, math.Abs(v))
+			}
+			if o.RMS {
+				ofG = 0
+			}
+			for i := range g {
+				xh := (x[i] - mean) * r
+				want := r * (g[i] - ofG - xh*ofBoth)
+				if v := enginetest.Get(got, row*o.N+i, attn.Float32); !(math.Abs(v-want) <= 1e-5*r*(1+most)*(1+math.Abs(xh))) {
+					t.Fatalf("%+v: row %d, element %d is %v, want %v", o, row, i, v, want)
+				}
+			}
+		}
+		for _, x := range []gpu.Memory{x.Memory, dy.Memory, gamma.Memory, o.DX} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
 func testTrainingRefuses(t *testing.T, m *machine, d *Engine) {
 	rng := reftest.Rand(t)
 	x, half, y := m.random(t, rng, attn.Float32, 64, 1).Memory, m.random(t, rng, attn.Float16, 64, 1).Memory, m.empty(t, 64)
@@ -116,6 +217,15 @@ func testTrainingRefuses(t *testing.T, m *machine, d *Engine) {
 	wantError(t, "a short sum", d.Product(m.Stream, &Product{M: 8, N: 8, K: 8, A: x, B: x, C: y, Plus: gpu.Memory{Buffer: x.Buffer, DType: attn.Float32, Len: 4}}), attn.ErrShape, "plus")
 	wantError(t, "no columns", d.ColumnSums(m.Stream, &ColumnSums{Rows: 8, X: x, Y: y}), attn.ErrShape, "8 rows of 0")
 	wantError(t, "short factors", d.ColumnSums(m.Stream, &ColumnSums{Rows: 8, N: 8, X: x, Y: y, Times: gpu.Memory{Buffer: x.Buffer, DType: attn.Float32, Len: 4}}), attn.ErrShape, "the factors")
+	slopes := Slopes{N: 8, Width: 8, Step: 8, DY: x, X: x, DX: y}
+	slopes.Step = 4
+	wantError(t, "rows that overlap", d.Slopes(m.Stream, &slopes), attn.ErrShape, "8 elements, rows of 8 that begin 4 apart")
+	slopes.Step, slopes.Activation = 8, attn.Activations
+	wantError(t, "an activation", d.Slopes(m.Stream, &slopes), attn.ErrShape, "the activation")
+	slopes.Activation, slopes.X = attn.GELU, half
+	wantError(t, "slopes of float16", d.Slopes(m.Stream, &slopes), attn.ErrDType, "x")
+	wantError(t, "eps", d.NormGradient(m.Stream, &NormGradient{Rows: 1, N: 64, Norm: Norm{Eps: -1}, X: x, DY: x, DX: y}), attn.ErrShape, "eps")
+	wantError(t, "a short dx", d.NormGradient(m.Stream, &NormGradient{Rows: 2, N: 64, X: x, DY: x, DX: y}), attn.ErrShape, "x has 64 elements of 128")
 	m.Settle(t)
 	for _, v := range []gpu.Memory{x, half, y} {
 		noError(t, v.Buffer.Close())
