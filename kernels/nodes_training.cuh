@@ -1,10 +1,10 @@
-// Gradients of activations, gates and norms.
+// Gradients of activations, gates and norms, and conversions between element types.
 #pragma once
 #include "gemm_training.cuh"
 
 #include "gemm_activation.cuh"
 
-constexpr int TRAINING_EACH = 4; // elements of a thread of trainingSlopes
+constexpr int TRAINING_EACH = 4; // elements of a thread of trainingSlopes and trainingConvert
 
 struct TrainingSlopeParams {
   const float *dy, *x, *times; // times may be null: ones
@@ -75,4 +75,22 @@ __device__ __forceinline__ void trainingNorm(const TrainingNormParams& p) {
   const float r = 1.f / sqrtf(meanOf([&](int i) { return (x[i] - mean) * (x[i] - mean); }) + p.eps);
   const float ofG = p.rms ? 0.f : meanOf(g), ofBoth = meanOf([&](int i) { return g(i) * ((x[i] - mean) * r); });
   for (int i = threadIdx.x; i < p.n; i += TRAINING_THREADS) p.dx[at + i] = r * (g(i) - ofG - (x[i] - mean) * r * ofBoth);
+}
+
+struct TrainingConvertParams {
+  const void* x;
+  void* y;
+  long long n;
+  int xType, yType;
+};
+
+// y = x, rounded to nearest, in another element type.
+__device__ __forceinline__ void trainingConvert(const TrainingConvertParams& p) {
+  beginTraining();
+  const long long first = (long long)blockIdx.x * (TRAINING_THREADS * TRAINING_EACH) + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < TRAINING_EACH; i++) {
+    const long long at = first + i * TRAINING_THREADS;
+    if (at < p.n) storeAs(p.y, at, p.yType, loadAs(p.x, at, p.xType));
+  }
 }

@@ -11,3 +11,4 @@ TRAINING(training_product_transposed, TrainingParams, TrainingProduct<true>::run
 TRAINING(training_sums, TrainingSumsParams, trainingSums)
 TRAINING(training_slopes, TrainingSlopeParams, trainingSlopes)
 TRAINING(training_norm, TrainingNormParams, trainingNorm)
+TRAINING(training_convert, TrainingConvertParams, trainingConvert)

@@ -10,7 +10,7 @@
 //   - [Embedding]: rows of a table or of another matrix
 //   - [CrossEntropy]: the loss of a language model, without all logits in memory
 //   - [ArgMax], [Sample]: choice of tokens
-//   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
+//   - [Add], [Mul], [Scale], [Convert], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
 //   - [MergeStates]: merging of attention over disjoint keys
 //   - [AllReduce], [Broadcast], [MergeRanks]: collectives of several processes
 //

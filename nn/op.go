@@ -54,6 +54,7 @@ type argument struct {
 	data    bool // without a gradient, as indices
 	weights bool // dtype stands for a format of weights, and a value may be an [operand.Weight]
 	packed  bool // GPUs also take weights of 8 and 4 bits
+	halves  bool // GPUs also take float16 and bfloat16
 }
 
 // checkGPU returns an error if kernels cannot read or write the argument.
@@ -70,7 +71,7 @@ func (a *argument) checkGPU(title string) error {
 	if a.data {
 		want = tensor.Int32
 	}
-	if a.dtype != want {
+	if half := a.dtype == operand.Float16 || a.dtype == operand.BFloat16; a.dtype != want && !(a.halves && half) {
 		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
 	}
 	return nil

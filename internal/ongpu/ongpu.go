@@ -269,6 +269,11 @@ func (w *Work) NormGradient(o *layers.NormGradient) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.NormGradient(s, o) })
 }
 
+// Convert queues a conversion to another element type.
+func (w *Work) Convert(o *layers.Convert) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Convert(s, o) })
+}
+
 // MergeStates queues the merging of states of attention.
 func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })

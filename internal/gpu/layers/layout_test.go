@@ -179,6 +179,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/gemm_training.cuh", "TrainingSumsParams", sumsParams{}},
 		{"kernels/nodes_training.cuh", "TrainingSlopeParams", slopeParams{}},
 		{"kernels/nodes_training.cuh", "TrainingNormParams", normGradientParams{}},
+		{"kernels/nodes_training.cuh", "TrainingConvertParams", convertParams{}},
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},

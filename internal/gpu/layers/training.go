@@ -21,8 +21,8 @@ const (
 
 // trainingKernels are loaded at first use.
 type trainingKernels struct {
-	product            [2]*cuda.Function // of A, and of its transpose
-	sums, slopes, norm *cuda.Function
+	product                     [2]*cuda.Function // of A, and of its transpose
+	sums, slopes, norm, convert *cuda.Function
 }
 
 // training returns the kernels. d.mu is held.
@@ -35,7 +35,7 @@ func (d *Engine) training() (*trainingKernels, error) {
 		return nil, err
 	}
 	k := new(trainingKernels)
-	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm} {
+	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm, "training_convert": &k.convert} {
 		if *f, err = m.Function(name); err != nil {
 			return nil, err
 		}
@@ -236,4 +236,34 @@ func (d *Engine) NormGradient(s *cuda.Stream, o *NormGradient) error {
 		p.rms = 1
 	}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.norm }, o.Rows, &p, o.X, o.Gamma, o.DY, o.DX)
+}
+
+// Convert is the operands of Y = X of N elements, rounded to Y's type.
+type Convert struct {
+	N    int
+	X, Y gpu.Memory
+}
+
+// convertParams is struct TrainingConvertParams.
+type convertParams struct {
+	x, y         uint64
+	n            int64
+	xType, yType int32
+}
+
+// Convert queues a Convert.
+func (d *Engine) Convert(s *cuda.Stream, o *Convert) error {
+	const op = "convert"
+	blocks := attn.Ceil(o.N, trainingThreads*trainingEach)
+	if o.N < 1 || blocks > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrShape, "%d elements", o.N)
+	}
+	if err := o.X.CheckLoose(op, "x", o.N); err != nil {
+		return err
+	}
+	if err := o.Y.CheckLoose(op, "y", o.N); err != nil {
+		return err
+	}
+	p := convertParams{x: o.X.Address(), y: o.Y.Address(), n: int64(o.N), xType: int32(o.X.DType), yType: int32(o.Y.DType)}
+	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.convert }, blocks, &p, o.X, o.Y)
 }
