@@ -1,7 +1,7 @@
 // Products of gradients: c = a b + plus in float32, where a or its transpose is in memory. All matrices are row-major, of any size.
 //
 // A thread block has a tile of c and walks all of k, so the order of sums is fixed. Tensor cores multiply numbers in two parts
-// (MmaTF32): at most 2^-18 of a product is lost.
+// (MmaTF32): at most 2^-18 of a product is lost. Tensor cores truncate sums to float32.
 #pragma once
 #include "copy.cuh"
 

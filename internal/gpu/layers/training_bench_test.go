@@ -1,0 +1,52 @@
+package layers
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// BenchmarkGPUTraining is the gradients of a linear layer of float32, rows x in to rows x out: of x, of w and of the bias, beside the layer
+// itself. TFLOP/s count a multiplication and an addition for each product.
+func BenchmarkGPUTraining(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, s := range []struct{ rows, in, out int }{{512, 768, 3072}, {4096, 768, 3072}, {4096, 4096, 4096}} {
+		x, w, dy := m.filled(b, rng, attn.Float32, s.rows*s.in, 1), m.filled(b, rng, attn.Float32, s.out*s.in, 1), m.filled(b, rng, attn.Float32, s.rows*s.out, 1)
+		y, dx, dw, db := m.empty(b, s.rows*s.out), m.empty(b, s.rows*s.in), m.empty(b, s.out*s.in), m.empty(b, s.out)
+		layer := Linear{Rows: s.rows, In: s.in, X: x, Parts: []LinearPart{{W: w, Y: y, Out: s.out}}}
+		n, err := d.Scratch(&layer)
+		noError(b, err)
+		if n > 0 {
+			layer.Scratch = m.empty(b, n)
+		}
+		for _, c := range []struct {
+			name string
+			run  func() error
+		}{
+			{"layer", func() error { return d.Linear(m.Stream, &layer) }},
+			{"dx", func() error { return d.Product(m.Stream, &Product{M: s.rows, N: s.in, K: s.out, A: dy, B: w, C: dx}) }},
+			{"dw", func() error {
+				return d.Product(m.Stream, &Product{M: s.out, N: s.in, K: s.rows, Transposed: true, A: dy, B: x, C: dw})
+			}},
+			{"db", func() error { return d.ColumnSums(m.Stream, &ColumnSums{Rows: s.rows, N: s.out, X: dy, Y: db}) }},
+		} {
+			b.Run(fmt.Sprintf("%dx%dx%d/%s", s.rows, s.in, s.out, c.name), func(b *testing.B) {
+				took := m.median(b, 11, c.run)
+				b.ReportMetric(took.Seconds()*1e6, "us")
+				if c.name != "db" {
+					b.ReportMetric(2*float64(s.rows)*float64(s.in)*float64(s.out)/took.Seconds()/1e12, "TFLOP/s")
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		for _, x := range []gpu.Memory{x, w, dy, y, dx, dw, db, layer.Scratch} {
+			if x.Buffer != nil {
+				noError(b, x.Buffer.Close())
+			}
+		}
+	}
+}
