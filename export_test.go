@@ -136,11 +136,15 @@ func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
 		}
 	}
 	v.flush()
-	for _, p := range c.store.(*kvstore.DevicePages).Parts {
+	d, ok := c.store.(*kvstore.DevicePages)
+	if !ok || len(d.Parts) > 1 {
+		return
+	}
+	for _, p := range d.Parts { // the scales
 		for i := range p.Layers {
 			format, _ := c.config.format(i)
 			for s := range format.Slabs {
-				if b := *p.Layers[i].At(s); s.Scales && len(c.store.(*kvstore.DevicePages).Parts) == 1 {
+				if b := *p.Layers[i].At(s); s.Scales {
 					scales := make([]byte, b.Len())
 					if err := b.Download(scales, 0); err != nil {
 						panic(err)
