@@ -31,7 +31,11 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := nodesProblem(op, q, k, v)
+	in, err := nodeOperands(op, q, k, v)
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProblem(op, in[0], in[1], in[2])
 	if err != nil {
 		return nil, err
 	}
