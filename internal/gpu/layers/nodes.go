@@ -30,18 +30,28 @@ func (d *Engine) nodes() (*nodeKernels, error) {
 	if d.nodeKernels != nil {
 		return d.nodeKernels, nil
 	}
-	m, err := gpu.Module(d.dev, nodesUnit)
-	if err != nil {
-		return nil, err
-	}
 	k := new(nodeKernels)
-	for name, f := range map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements, "node_move": &k.move, "node_merge": &k.merge} {
-		if *f, err = m.Function(name); err != nil {
-			return nil, err
-		}
+	if err := d.functions(nodesUnit, map[string]**cuda.Function{"node_rms_norm": &k.rmsNorm, "node_rotary": &k.rotary, "node_elements": &k.elements, "node_move": &k.move, "node_merge": &k.merge}); err != nil {
+		return nil, err
 	}
 	d.nodeKernels = k
 	return k, nil
+}
+
+// functions loads kernels of a unit. The first use of kernels may be within a capture.
+func (d *Engine) functions(unit string, all map[string]**cuda.Function) error {
+	return d.dev.Relaxed(func() error {
+		m, err := gpu.Module(d.dev, unit)
+		if err != nil {
+			return err
+		}
+		for name, f := range all {
+			if *f, err = m.Function(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // launchNode queues a kernel of the unit, with one struct of parameters.

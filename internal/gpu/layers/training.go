@@ -30,15 +30,9 @@ func (d *Engine) training() (*trainingKernels, error) {
 	if d.trainingKernels != nil {
 		return d.trainingKernels, nil
 	}
-	m, err := gpu.Module(d.dev, trainingUnit)
-	if err != nil {
-		return nil, err
-	}
 	k := new(trainingKernels)
-	for name, f := range map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm, "training_convert": &k.convert} {
-		if *f, err = m.Function(name); err != nil {
-			return nil, err
-		}
+	if err := d.functions(trainingUnit, map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm, "training_convert": &k.convert}); err != nil {
+		return nil, err
 	}
 	d.trainingKernels = k
 	return k, nil
@@ -147,8 +141,8 @@ func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
 //
 //	DX = DY*Times*f'(X),   DTimes = DY*f(X),   f the Activation
 //
-// of N elements of float32. Times and DTimes may have no buffer. DY has its elements one after the other. The others have rows of
-// Width elements, which begin Step elements apart.
+// of N elements of float32. Times and DTimes may have no buffer. The elements of DY are contiguous. X, Times, DX and DTimes have rows
+// of Width elements, which begin Step elements apart.
 type Slopes struct {
 	N, Width, Step           int
 	Activation               attn.Activation
@@ -197,7 +191,7 @@ func (d *Engine) Slopes(s *cuda.Stream, o *Slopes) error {
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.slopes }, blocks, &p, o.DY, o.X, o.Times, o.DX, o.DTimes)
 }
 
-// NormGradient is the operands of the gradient DX of X of a [Norm] of Rows x N elements, given that of the result. The norm's
+// NormGradient is the operands of a gradient of a [Norm] of Rows x N elements: DX is the gradient of X, and DY that of the result.
 // Beta is unused.
 type NormGradient struct {
 	Norm
