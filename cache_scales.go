@@ -49,7 +49,7 @@ func (c *CacheConfig) scales() attn.Scales {
 	return map[Scales]attn.Scales{ScalesByToken: attn.ScalesByToken, ScalesByHead: attn.ScalesByHead, ScalesByPage: attn.ScalesByPage}[c.Scales]
 }
 
-// format returns the format of a page of a layer. It returns false for a DType that no cache has.
+// format returns the format of a page of a layer, and whether there are caches of the DType.
 func (c *CacheConfig) format(layer int) (attn.Format, bool) {
 	t, scales := c.DType, c.scales()
 	if layer < c.EdgeLayers || layer >= c.Layers-c.EdgeLayers {

@@ -750,7 +750,7 @@ type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// Attend has its schedule from the host, so a recording can't have it.
+// Attend makes its schedule on the host, so a recording can't contain Attend.
 func TestGPUAttendRecorded(t *testing.T) {
 	gpu := devicetest.Open(t)
 	x := func() G.Value {

@@ -22,7 +22,7 @@ import (
 func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, error) {
 	s := gradientProblem(&op.problem, &op.config)
 	if _, err := g.Backward(name, s, op.query); err != nil {
-		return nil, err // of any lengths: it names an option before an input of the option
+		return nil, err // before lengths are read: the error names an option rather than an input of the option
 	}
 	var there [roles]*ongpu.Tensor
 	var host tensors
@@ -66,7 +66,7 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 	defer runtime.KeepAlive(in)
 	recording := false
 	_ = g.Queue.Submit(func(sub *queue.Submission) error { recording = sub.Recording(); return nil })
-	if recording { // lengths would be those of now at each replay
+	if recording { // each replay would have the lengths of this run
 		return nil, errs.Errorf(name, ErrUnsupported, "gradients of attention in a recording")
 	}
 	table := b.Table()

@@ -152,7 +152,7 @@ func TestGPUGradients(t *testing.T) {
 	testGradientsThereRefused(t, gpu)
 }
 
-// What has no gradients on a GPU is an error that names it.
+// An option without gradients on a GPU is an error that names the option.
 func testGradientsThereRefused(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	run := func(p *graphtest.Problem, change func(g *gradientsThere)) error {

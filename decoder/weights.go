@@ -188,8 +188,8 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 	return weights, release, nil
 }
 
-// small returns a weight of fewer than 16 bits a number; nil: the weight has 16 or more. free, if not nil, frees the memory of a GPU. What
-// the files have in a type that GPUs do not take becomes float16 there.
+// small returns a weight of fewer than 16 bits a number; nil: the weight has 16 or more. free, if not nil, frees the memory of a GPU.
+// On a GPU, a weight of the files whose type GPUs do not take becomes float16.
 func (p *placement) small(from Weights, w *Weight) (v G.Value, free func() error, err error) {
 	if p.members() > 1 || p.world.Size > 1 {
 		return nil, nil, nil

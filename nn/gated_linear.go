@@ -169,12 +169,12 @@ func (r gateOfBoth) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) erro
 	if r.joined {
 		o.Width, o.Step, up = n, n, n
 	}
-	o.Times, o.DTimes = from(o.X, up), from(o.DX, up)
+	o.Times, o.DTimes = floatsFrom(o.X, up), floatsFrom(o.DX, up)
 	return w.Slopes(&o)
 }
 
-// from returns the elements of float32 from one on.
-func from(m gpu.Memory, first int) gpu.Memory {
+// floatsFrom returns float32 memory without its first elements.
+func floatsFrom(m gpu.Memory, first int) gpu.Memory {
 	m.Offset, m.Len = m.Offset+int64(first)*4, m.Len-first
 	return m
 }

@@ -6,12 +6,11 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/internal/errs"
-
-	"github.com/chewxy/hm"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
+	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
@@ -86,7 +85,7 @@ func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy 
 }
 
 // gradient is the op of the gradient of one input, since an op of Gorgonia has one result. Its inputs are those of the op, and the
-// gradient of the op's result. It computes where its inputs are.
+// gradient of the op's result. A gradient is computed where its inputs are.
 type gradient struct {
 	graph.Plain
 	d   derivable
@@ -100,7 +99,7 @@ func newGradient(d derivable, of int) gradient { return gradient{d: d, of: of, g
 type trained interface {
 	derivable
 
-	// launchGradient queues the gradient of input i. The work's inputs are those of the op, and after them the gradient dy of the result.
+	// launchGradient queues the gradient of input i. The work's inputs are the op's inputs, and then the gradient dy of the result.
 	launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error
 }
 

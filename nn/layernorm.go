@@ -174,13 +174,6 @@ func memoryOrNone(x *ongpu.Operand) gpu.Memory {
 	return x.Memory
 }
 
-// gradient is, with xh = (x - mean) rstd and g = dy gamma,
-//
-//	dx     = rstd (g - mean(g) - xh mean(g xh))
-//	dgamma = sum over rows of dy xh
-//	dbeta  = sum over rows of dy
-//
-// Moments are computed again, which is cheaper than keeping them.
 func (r layerNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
 	last, n := len(w.In)-1, shapes[0][r.rank-1]
 	in, rows, dy := normOf(r.gamma, r.beta, w.In[:last]), shapes[0].TotalSize()/n, w.In[last].Memory
@@ -214,6 +207,13 @@ func normScratch(gamma bool, of int, shapes []tensor.Shape) int {
 	return 0
 }
 
+// gradient is, with xh = (x - mean) rstd and g = dy gamma,
+//
+//	dx     = rstd (g - mean(g) - xh mean(g xh))
+//	dgamma = sum over rows of dy xh
+//	dbeta  = sum over rows of dy
+//
+// Moments are computed again, which is cheaper than keeping them.
 func (r layerNorm) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return layerNormBackward[float64](r, i, in, dy)

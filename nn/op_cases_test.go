@@ -25,9 +25,9 @@ type opCase struct {
 	size   float64 // of which results are off by some units in the last place; 0: 1
 	off    float64 // that they may be off by besides
 
-	corners bool   // it has no slope here and there, as ReLU at 0
-	host    bool   // it has no kernels for GPUs
-	refused string // says why it has no gradients on GPUs
+	corners bool   // the op has no slope at some numbers, as ReLU at 0
+	host    bool   // the op has no kernels for GPUs
+	refused string // says why the op has no gradients on GPUs
 }
 
 // opInput is numbers, or indices.

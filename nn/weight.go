@@ -42,8 +42,9 @@ type Quantised struct {
 
 // Value returns the value of a node.
 //
-//   - The value has no gradient. It is for CPUs; [device.GPU.UploadWeight] makes one for a GPU. x is float32. Its products are those of the numbers that the format means, in
-//     float32; with [WithMixedPrecision], those of an x of 8 bits, but for e4m3.
+//   - The value has no gradient. The value is for CPUs, and [device.GPU.UploadWeight] makes the value for a GPU.
+//   - x is float32. Products are products of the decoded numbers in float32. With [WithMixedPrecision], CPUs round x to 8 bits, but for
+//     e4m3.
 //   - CPUs with AVX2, and with AVX-512 and VNNI, have kernels for all formats. With AVX-512 alone, those of AVX2 compute. With NEON
 //     and without assembly, Go computes, which takes several times as long.
 //   - Errors: ErrUnsupported (another format; an Order, Scales or a Group that the format has not), ErrShape, ErrOption (a zero above 16;

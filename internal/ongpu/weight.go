@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// UploadWeight copies a matrix of weights to the GPU: a tensor as it is, and a matrix of 8 or 4 bits in the order in which kernels read it.
-// d is the memory of both.
+// UploadWeight copies a matrix of weights to the GPU. A tensor keeps its order. A matrix of 8 or 4 bits gets the order of the kernels. d has
+// the memory.
 func (g *GPU) UploadWeight(v G.Value) (on G.Value, d *Tensor, err error) {
 	const op, name = "GPU.UploadWeight", "w"
 	defer errs.RecoverTo(op, &err)

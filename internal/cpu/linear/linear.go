@@ -34,7 +34,7 @@ type Operands[F lean.Float] struct {
 	// RoundX lets X be rounded to the type of W if that is faster: to 8 bits by block of 32 elements, if W has 8 or fewer bits.
 	RoundX bool
 
-	// AnyRows gives a row the same bits whatever the number of rows: all rows have the order of sums of few rows.
+	// AnyRows gives a row the same bits for any number of rows: sums have the order that a single row has.
 	AnyRows bool
 }
 

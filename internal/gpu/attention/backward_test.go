@@ -213,7 +213,7 @@ func testBackwardBits(t *testing.T, m *machine, runs, tokens int) {
 	}
 }
 
-// What kernels do not compute is refused by name, before anything is queued.
+// A feature without kernels is refused by name, before anything is queued.
 func TestCanBackward(t *testing.T) {
 	good := attn.Gradient{Batch: 2, Heads: 4, KVHeads: 2, Queries: 9, Keys: 20, Dim: 72, ValueDim: 72, Scale: 1, Mask: attn.Mask{Causal: true}, Workers: 3}
 	noError(t, CanBackward("x", &good, attn.BFloat16))

@@ -415,7 +415,7 @@ func TestNarrowMemory(t *testing.T) {
 	noError(t, plan.Close())
 }
 
-// What kernels for 8 bits do not do is refused by name.
+// A feature that kernels for 8 bits lack is refused by name.
 func TestNarrowRefused(t *testing.T) {
 	g := attn.Problem{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Scale: 1, PageTokens: 16, Query: attn.PackedRows(8, 64), Out: attn.PackedRows(8, 64), LSE: attn.PackedRows(8, 1)}
 	g.Pages = attn.Separate(attn.E4M3, 64, 64, attn.PageStrides{}, attn.PageStrides{}).Packed(2, 16)
@@ -457,7 +457,7 @@ func TestGPUNarrow(t *testing.T) {
 	testNarrowRotary(t, m, enginetest.OrShort(40, 12))
 }
 
-// testNarrowRotary: what is stored with a rotary embedding is what a cache of float32 stores, rounded.
+// testNarrowRotary: keys stored with a rotary embedding are the rounded keys of a cache of float32.
 func testNarrowRotary(t *testing.T, m *machine, count int) {
 	rng := reftest.Rand(t)
 	plan, wide := m.engine.NewPlan(), m.engine.NewPlan()

@@ -130,8 +130,8 @@ const (
 	variantEnd         = "_variant" // suffix of the names of kernels with scores
 )
 
-// Kernels that store new keys and values: in appendUnit those of all types without scales, in narrowUnit that for scales.
-// rotaryEntry also applies a rotary embedding, and narrowEntry if there is one.
+// Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages without scales. narrowEntry, in
+// narrowUnit, is for pages with scales. rotaryEntry applies a rotary embedding, and so does narrowEntry if the plan has one.
 const (
 	appendEntry = "append_rows"
 	rotaryEntry = "append_rotated"

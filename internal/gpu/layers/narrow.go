@@ -12,7 +12,7 @@ import (
 )
 
 // Linear layers whose weights have 8 or 4 bits. A launch makes operands of up to 64 rows of x, and one launch for each part of the layer
-// reads its weights once. Norms, gates, and the activations that other kernels lack too, are launches of their own.
+// reads its weights once. A norm has a launch of its own, and so has a gate or an activation that no kernel of a linear layer computes.
 
 // narrowUnit is the module with the kernels.
 const narrowUnit = "narrow"
