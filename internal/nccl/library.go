@@ -72,7 +72,7 @@ var machine struct {
 	library *Library // nil: not found yet
 }
 
-// Load opens the machine's NCCL: see [places]. Later calls return the same; after an error
+// Load opens the machine's NCCL: see [library.Search]. Later calls return the same; after an error
 // they look again. Errors: [ErrNoNCCL] and [ErrTooOld], which say where it was looked for.
 func Load() (*Library, error) {
 	machine.Lock()
@@ -80,7 +80,7 @@ func Load() (*Library, error) {
 	if machine.library != nil {
 		return machine.library, nil
 	}
-	l, err := find(places(os.Getenv))
+	l, err := find(search.Places(os.Getenv))
 	machine.library = l
 	return l, err
 }

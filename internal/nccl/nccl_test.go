@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/cuda/library"
 	"gorgonia.org/leanattention/internal/nccl/fakenccl"
 )
 
@@ -37,7 +38,7 @@ func TestFind(t *testing.T) {
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	wheel := filepath.Join(at, fileName)
+	wheel := filepath.Join(at, "libnccl.so.2")
 	if err := os.Rename(built, wheel); err != nil {
 		t.Fatal(err)
 	}
@@ -47,9 +48,9 @@ func TestFind(t *testing.T) {
 		"venv":  {"VIRTUAL_ENV=" + venv},
 		"conda": {"CONDA_PREFIX=" + venv},
 	} {
-		var list []place
-		for _, p := range places(environment(env...)) {
-			if strings.HasPrefix(p.path, venv) { // the machine may have others
+		var list []library.Place
+		for _, p := range search.Places(environment(env...)) {
+			if strings.HasPrefix(p.Path, venv) { // the machine may have others
 				list = append(list, p)
 			}
 		}
@@ -58,23 +59,23 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, l, err)
 		}
 	}
-	_, err := find(places(environment(Variable+"=/nowhere", "VIRTUAL_ENV="+venv)))
+	_, err := find(search.Places(environment(Variable+"=/nowhere", "VIRTUAL_ENV="+venv)))
 	if !errors.Is(err, ErrNoNCCL) || !strings.Contains(err.Error(), "/nowhere ("+Variable+")") || strings.Contains(err.Error(), venv) {
 		t.Errorf("a variable that names nothing: %v", err)
 	}
-	all := places(environment("VIRTUAL_ENV=/venv", "CONDA_PREFIX=/conda", "HOME=/home/me"))
+	all := search.Places(environment("VIRTUAL_ENV=/venv", "CONDA_PREFIX=/conda", "HOME=/home/me"))
 	_, err = find(all[1:3])
 	for _, text := range []string{"/venv/lib/libnccl.so.2 (VIRTUAL_ENV)", "/venv/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2", "pip install", Variable} {
 		if !errors.Is(err, ErrNoNCCL) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v, want %q", err, text)
 		}
 	}
-	if all[0].path != fileName || all[0].files()[0] != fileName {
+	if all[0].Path != "libnccl.so.2" || all[0].Files()[0] != "libnccl.so.2" {
 		t.Errorf("the loader's path is %+v", all[0])
 	}
 
 	t.Setenv("FAKE_NCCL_VERSION", "22105")
-	if _, err := find([]place{{Variable, "/nowhere"}, {Variable, wheel}}); !errors.Is(err, ErrTooOld) || !strings.Contains(err.Error(), "2.21.5") {
+	if _, err := find([]library.Place{{What: Variable, Path: "/nowhere"}, {What: Variable, Path: wheel}}); !errors.Is(err, ErrTooOld) || !strings.Contains(err.Error(), "2.21.5") {
 		t.Errorf("an old library: %v", err)
 	}
 	t.Setenv("FAKE_NCCL_VERSION", "2804") // the numbers of those days

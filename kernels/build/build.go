@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"gorgonia.org/leanattention/internal/cuda/nvrtc"
 	"gorgonia.org/leanattention/kernels/internal/pack"
 )
 
@@ -24,7 +25,7 @@ import (
 type builder struct {
 	*config
 	stdout   io.Writer
-	compiler *nvrtc // opened when first needed: what is up to date needs none
+	compiler *nvrtc.Compiler // opened when first needed: what is up to date needs none
 }
 
 // unit is one translation unit.
@@ -262,8 +263,8 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 		if b.compiler, err = openNVRTC(b.nvrtc); err != nil {
 			return nil, err
 		}
-		if !strings.HasPrefix(version, b.compiler.version+".") {
-			return nil, fmt.Errorf("the compiler in %s is NVRTC %s, want %s", b.nvrtc, b.compiler.version, version)
+		if !strings.HasPrefix(version, b.compiler.Version()+".") {
+			return nil, fmt.Errorf("the compiler in %s is NVRTC %s, want %s", b.nvrtc, b.compiler.Version(), version)
 		}
 	}
 	archs := b.archsOr(targets)
@@ -277,18 +278,22 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			start := time.Now()
-			with := slices.Clone(options)
+			with := append([]string{"--include-path=" + b.headers}, options...)
 			if !virtual(arch) {
 				with = append(with, "--ptxas-options=-v") // changes what is printed, not the image
 			}
-			images[i], ptx[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, whole(arch), with)
+			code, err := b.compiler.Compile(u.name+".cu", u.files, whole(arch), with...)
+			images[i], ptx[i], logs[i], errs[i] = code.Cubin, code.PTX, code.Log, err
+			if virtual(arch) {
+				images[i] = code.PTX
+			}
 			took[i] = time.Since(start)
 		})
 	}
 	wg.Wait()
 	for i, arch := range archs {
 		if errs[i] != nil {
-			return nil, fmt.Errorf("%s for %s: %w\n%s", u.name, arch, errs[i], logs[i])
+			return nil, fmt.Errorf("%s for %s: %w", u.name, arch, errs[i])
 		}
 		fmt.Fprintf(b.stdout, "%s %s: %d bytes, %.1f s\n", u.name, arch, len(images[i]), took[i].Seconds())
 	}
