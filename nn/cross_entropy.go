@@ -8,6 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -23,16 +25,17 @@ import (
 //	logits  = x w^T + b
 //	loss[i] = log(sum over j of exp(logits[i,j])) - logits[i,targets[i]]
 //
-// Logits are computed in pieces of rows, in the forward and in the backward pass: at most 2^24 of them, or those of 64 rows, are in memory.
-// The sum of the loss, divided by the number of rows that count, is the mean.
+// Logits are computed in pieces of rows, in the forward and in the backward pass: at most 2^24 of them (on a GPU 2^27), or those of 64
+// rows, are in memory. The sum of the loss, divided by the number of rows that count, is the mean.
 //
 //   - Shapes: x (rows, width), w (vocabulary, width), b (vocabulary) or nil, targets (rows), loss (rows).
-//   - Types: x, w, b and loss float32 or float64, all alike; targets int or int32. Exponentials of float32 are within 2 units in the last
-//     place, and sums are float64.
+//   - Types: x, w, b and loss float32 or float64, all alike; targets int or int32. On a GPU: float32 and int32. Exponentials of float32 are
+//     within 2 units in the last place, on a GPU 4. Sums are float64, on a GPU float32.
 //   - A target of -1 is a row that does not count: its loss and its gradients are 0. A target outside [-1, vocabulary) is ErrLength when
-//     the graph runs, before anything is written.
-//   - Gradients: of x, w and b, computed together, on both of Gorgonia's machines. No second derivative.
-//   - On a GPU: ErrUnsupported when run.
+//     the graph runs, before anything is written. On a GPU, such a target makes loss and gradients NaN, since the host does not read
+//     targets there.
+//   - Gradients: of x, w and b, computed together, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second
+//     derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
 func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
 	const name = "CrossEntropy"
@@ -213,18 +216,33 @@ func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.S
 		return nil, err
 	}
 	grads := make([]T, len(in))
-	from := 0
-	for i, a := range op.inputs() {
-		if a.data {
+	places := op.places(shapes)
+	for i := range in {
+		from := places[i]
+		if from < 0 {
 			continue
 		}
-		r := vectorPart{from: from, to: shapes[i].Clone(), dtype: op.dtype}
-		if grads[i], err = do(node{newOperator(r), new(ongpu.Node)}, all); err != nil {
+		r := vectorPart{at: from, to: shapes[i].Clone(), dtype: op.dtype}
+		if grads[i], err = do(view{newOperator(r)}, all); err != nil {
 			return nil, err
 		}
-		from += shapes[i].TotalSize()
 	}
 	return grads, nil
+}
+
+// places returns where the gradient of each input begins in the vector, -1 for data, and at last the vector's length. Each begins at a
+// multiple of four elements, as kernels want.
+func (op crossEntropy) places(shapes []tensor.Shape) (places []int) {
+	at := 0
+	for i, a := range op.inputs() {
+		if a.data {
+			places = append(places, -1)
+			continue
+		}
+		places = append(places, at)
+		at += (shapes[i].TotalSize() + 3) / 4 * 4
+	}
+	return append(places, at)
 }
 
 // crossEntropyGradient is the rule of the gradients of x, w and b, one after the other in a vector. With g the gradient of the loss, and p the
@@ -262,11 +280,8 @@ func (r crossEntropyGradient) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if !slices.Equal(loss, in[last]) {
 		return nil, errorf(r.title(), errs.ErrShape, "the loss's gradient has shape %v, want %v", in[last], loss)
 	}
-	n := in[0].TotalSize() + in[1].TotalSize()
-	if r.of.bias {
-		n += in[3][0]
-	}
-	return tensor.Shape{n}, nil
+	places := r.of.places(in[:last])
+	return tensor.Shape{places[last]}, nil
 }
 
 func (r crossEntropyGradient) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
@@ -287,7 +302,11 @@ func crossEntropyBackward[F float](op crossEntropy, in []G.Value, shape tensor.S
 		return nil, err
 	}
 	t, all := zeros[F](shape)
-	dx, dw, db := all[:len(c.x)], all[len(c.x):len(c.x)+len(c.w)], all[len(c.x)+len(c.w):]
+	places := op.places(shapesOf(in[:last]))
+	dx, dw, db := all[places[0]:][:len(c.x)], all[places[1]:][:len(c.w)], all[len(all):]
+	if op.bias {
+		db = all[places[3]:][:c.size]
+	}
 	turned := transposed(c.w, c.size, c.width, c.width)
 	sums := make([]float64, len(db))
 	more := []F(nil) // of a piece, to be added to dw
@@ -337,24 +356,69 @@ func crossEntropyBackward[F float](op crossEntropy, in []G.Value, shape tensor.S
 	})
 }
 
+// launch queues the loss.
+func (op crossEntropy) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	o := op.on(w, in)
+	o.Y = w.Out
+	return w.Loss(o)
+}
+
+func (op crossEntropy) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
+	c.Scratch = func(d *layers.Engine) (int, error) { return d.LossScratch(op.on(nil, in)), nil }
+}
+
+// on returns the loss for a GPU's engine, without its results. Without w, it has no memory.
+func (op crossEntropy) on(w *ongpu.Work, in []tensor.Shape) *layers.Loss {
+	o := &layers.Loss{Rows: in[0][0], Width: in[0][1], Vocabulary: in[1][0]}
+	if w == nil {
+		return o
+	}
+	o.X, o.W, o.Targets, o.Scratch = w.In[0].Memory, w.In[1].Memory, w.In[2].Memory, w.Scratch
+	if op.bias {
+		o.B = w.In[3].Memory
+	}
+	return o
+}
+
+// launch queues the gradients.
+func (r crossEntropyGradient) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	last := len(in) - 1
+	o := r.of.on(w, in)
+	o.DY = w.In[last].Memory
+	places := r.of.places(in[:last])
+	for i, to := range []*gpu.Memory{&o.DX, &o.DW, nil, &o.DB}[:last] {
+		if to != nil {
+			*to = w.Out
+			to.Offset, to.Len = to.Offset+4*int64(places[i]), in[i].TotalSize()
+		}
+	}
+	return w.Loss(o)
+}
+
+func (r crossEntropyGradient) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
+	r.of.place(c, in, shape)
+}
+
 // vectorPart is the rule of a part of a vector as a tensor, without a copy. No other node reads that part.
 type vectorPart struct {
 	once
-	from  int
+	at    int
 	to    tensor.Shape
 	dtype tensor.Dtype
 }
 
+func (r vectorPart) from(tensor.Shape) int { return r.at }
+
 func (r vectorPart) title() string { return "CrossEntropy gradient" }
 func (r vectorPart) String() string {
-	return fmt.Sprintf("Part{elements from %d on as %v, %v}", r.from, r.to, r.dtype)
+	return fmt.Sprintf("Part{elements from %d on as %v, %v}", r.at, r.to, r.dtype)
 }
 func (r vectorPart) arguments() []argument {
 	return []argument{{name: "gradients", rank: 1, dtype: r.dtype}, {name: "part", rank: len(r.to), dtype: r.dtype}}
 }
 
 func (r vectorPart) shape(in []tensor.Shape) (tensor.Shape, error) {
-	if end := r.from + r.to.TotalSize(); end > in[0][0] {
+	if end := r.at + r.to.TotalSize(); end > in[0][0] {
 		return nil, errorf(r.title(), errs.ErrShape, "gradients has shape %v, want %d elements or more", in[0], end)
 	}
 	return r.to.Clone(), nil
@@ -362,13 +426,16 @@ func (r vectorPart) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (r vectorPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
-		return partOf[float64](r, in[0], r.from, shape)
+		return partOf[float64](r, in[0], r.at, shape)
 	}
-	return partOf[float32](r, in[0], r.from, shape)
+	return partOf[float32](r, in[0], r.at, shape)
 }
 
 var (
 	_ composed = crossEntropy{}
-	_ rule     = crossEntropyGradient{}
-	_ rule     = vectorPart{}
+	_ launched = crossEntropy{}
+	_ placed   = crossEntropy{}
+	_ launched = crossEntropyGradient{}
+	_ placed   = crossEntropyGradient{}
+	_ window   = vectorPart{}
 )

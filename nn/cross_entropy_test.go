@@ -22,7 +22,7 @@ func crossEntropyCases(rng *rand.Rand) (cases []opCase) {
 		for r := range targets.ids {
 			targets.ids[r] = rng.IntN(size+1) - 1
 		}
-		c := opCase{name: "CrossEntropy", inputs: []opInput{x, w, targets}, shape: tensor.Shape{rows}, size: 40, host: true}
+		c := opCase{name: "CrossEntropy", inputs: []opInput{x, w, targets}, shape: tensor.Shape{rows}, size: 40}
 		if i%2 == 0 {
 			c.inputs = append(c.inputs, b)
 		}

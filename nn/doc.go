@@ -20,8 +20,8 @@
 //   - Arguments are checked when the node is made, and values before each run. No panic leaves the package.
 //   - Errors wrap the sentinels of package leanattention (ErrShape, ErrDType, ...).
 //   - Nodes of equal parameters and inputs are one node in Gorgonia: hashes have each parameter.
-//   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [Embedding], [HeadLinear] and
-//     [MergeStates] are ErrUnsupported. ArgMax, Sample and collectives have no gradients.
+//   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [HeadLinear] and [MergeStates] are
+//     ErrUnsupported. ArgMax, Sample and collectives have no gradients.
 //   - On a GPU, Gorgonia can't add the gradients of a value with several readers: let them read a [Reshape] of the value, call
 //     G.Backpropagate for each reader with respect to the Reshape, and add the results by [Add].
 package nn

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/gpu/layers"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/weight"
@@ -28,8 +30,9 @@ import (
 //   - A computed table may have fewer rows in a run than in the graph (leanattention.Step.Rows). Rows that were not computed are 0.
 //   - One table may also be the w of a [Linear]. Each run copies a table that is not in row-major order.
 //   - On a GPU: all inputs are a [device.Tensor].
-//   - Gradients: of table and residual, in host memory, on both of Gorgonia's machines. The table's has the table's shape. With a
-//     table of 16 bits or fewer, a gradient is ErrUnsupported. No second derivative.
+//   - Gradients: of table and residual, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. The table's has the
+//     table's shape, and rows of one id are added in their order. With a table of 16 bits or fewer, a gradient is ErrUnsupported. No
+//     second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	const name = "Embedding"
@@ -227,9 +230,19 @@ func embeddingGrad[F float](op embedding, i int, list []G.Value, grad G.Value) (
 	return t, nil
 }
 
+func (op embedding) launchGradient(i int, w *ongpu.Work, list []tensor.Shape) error {
+	last := len(list) - 1
+	dy := w.In[last].Memory
+	if i > 0 { // the residual
+		return w.Elements(&layers.Elements{N: list[last].TotalSize(), X: dy, Y: w.Out})
+	}
+	in, shape := operandsOf(op, w.In), operandsOf(op, list)
+	return w.TableGradient(&layers.TableGradient{Rows: shape.ids[0], N: shape.table[1], TableRows: shape.table[0], IDs: in.ids.Memory, DY: dy, DTable: w.Out})
+}
+
 var (
-	_ rule      = embedding{}
-	_ launched  = embedding{}
-	_ composed  = embedding{}
-	_ derivable = embedding{}
+	_ rule     = embedding{}
+	_ launched = embedding{}
+	_ composed = embedding{}
+	_ trained  = embedding{}
 )

@@ -3,6 +3,7 @@ package nn
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -175,5 +176,116 @@ func TestGPUOpsSums(t *testing.T) {
 	}
 	if _, err := grads(tensor.Float32, upload, own); err == nil {
 		t.Error("Gorgonia adds gradients on a GPU: the documentation may say less")
+	}
+}
+
+// A loss on a GPU has rows that do not count, NaN for a target outside of the vocabulary, and refuses targets that are no int32. Its bits,
+// and those of an embedding's gradient, are the same in a second run, and the embedding's those of host memory.
+func TestGPUOpsLoss(t *testing.T) {
+	gpu, rng := devicetest.Open(t), seeded(t)
+	upload := func(v *tensor.Dense) G.Value {
+		d, err := gpu.Upload(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	const rows, width, size = 40, 12, 9
+	table, w, dy := randomInput(rng, "table", 5, width), randomInput(rng, "w", size, width), randomInput(rng, "dy", rows)
+	ids, targets := make([]int32, rows), make([]int32, rows)
+	for i := range ids {
+		ids[i], targets[i] = int32(rng.IntN(4)), int32(rng.IntN(size))
+	}
+	targets[3], targets[7] = -1, size
+	of := func(x any) *tensor.Dense { return tensor.New(tensor.WithShape(rows), tensor.WithBacking(x)) }
+	// run returns the loss, the gradients of embedded rows, w and table, and that of the table for the gradient dx of the rows.
+	run := func(targets *tensor.Dense, where func(*tensor.Dense) G.Value, dx *tensor.Dense) (values []G.Value, err error) {
+		g := G.NewGraph()
+		in := func(name string, v *tensor.Dense) *G.Node {
+			return G.NewTensor(g, v.Dtype(), v.Dims(), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(where(v)))
+		}
+		e := in("table", table.tensor(tensor.Float32, false))
+		x, err := Embedding(e, in("ids", of(ids)), nil)
+		if err != nil {
+			return nil, err
+		}
+		var nodes G.Nodes
+		if dx != nil {
+			if nodes, err = G.Backpropagate(G.Nodes{x}, G.Nodes{in("dx", dx)}, G.Nodes{e}); err != nil {
+				return nil, err
+			}
+		} else {
+			weights := in("w", w.tensor(tensor.Float32, false))
+			loss, err := CrossEntropy(x, weights, nil, in("targets", targets))
+			if err != nil {
+				return nil, err
+			}
+			if nodes, err = G.Backpropagate(G.Nodes{loss}, G.Nodes{in("dy", dy.tensor(tensor.Float32, false))}, G.Nodes{x, weights, e}); err != nil {
+				return nil, err
+			}
+			nodes = append(G.Nodes{loss}, nodes...)
+		}
+		values = make([]G.Value, len(nodes))
+		for i := range nodes {
+			G.Read(nodes[i], &values[i])
+		}
+		m := G.NewTapeMachine(g)
+		defer m.Close()
+		if err := la.Cause(m.RunAll()); err != nil {
+			return nil, err
+		}
+		for i, v := range values {
+			if d, ok := v.(*device.Tensor); ok {
+				if values[i], err = d.Download(); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return values, nil
+	}
+	bits := func(v G.Value) (b []uint32) {
+		for _, x := range v.Data().([]float32) {
+			b = append(b, math.Float32bits(x))
+		}
+		return b
+	}
+	same := func(a, b G.Value) bool { return slices.Equal(bits(a), bits(b)) }
+	got, err := run(of(targets), upload, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loss, dx := got[0].Data().([]float32), got[1].Data().([]float32)
+	for r, l := range loss {
+		outside := slices.ContainsFunc(dx[r*width:(r+1)*width], func(x float32) bool { return x != x })
+		if isNaN := r == 7; (l != l) != isNaN || outside != isNaN || r == 3 && (l != 0 || slices.Max(dx[r*width:(r+1)*width]) != 0) {
+			t.Errorf("row %d, target %d: loss %v, dx %v", r, targets[r], l, dx[r*width:(r+1)*width])
+		}
+	}
+	again, err := run(of(targets), upload, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.EqualFunc(got, again, same) {
+		t.Error("other bits in the second run")
+	}
+	wide := randomInput(rng, "dx", rows, width)
+	there, err := run(nil, upload, wide.tensor(tensor.Float32, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := run(nil, func(v *tensor.Dense) G.Value { return v }, wide.tensor(tensor.Float32, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !same(here[0], there[0]) {
+		t.Errorf("the table's gradient is %v, want %v", there[0], here[0])
+	}
+	if _, err := run(of(make([]int, rows)), func(v *tensor.Dense) G.Value {
+		if v.Dtype() == tensor.Int { // a GPU's memory has no int
+			return v
+		}
+		return upload(v)
+	}, nil); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "targets of int on a GPU, want int32") {
+		t.Errorf("targets that are int: %v", err)
 	}
 }

@@ -274,6 +274,16 @@ func (w *Work) Convert(o *layers.Convert) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Convert(s, o) })
 }
 
+// Loss queues a loss, or its gradients.
+func (w *Work) Loss(o *layers.Loss) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Loss(s, o) })
+}
+
+// TableGradient queues the gradient of an embedding's table.
+func (w *Work) TableGradient(o *layers.TableGradient) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.TableGradient(s, o) })
+}
+
 // MergeStates queues the merging of states of attention.
 func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })

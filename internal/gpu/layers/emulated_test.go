@@ -108,6 +108,13 @@ func TestEmulatedTraining(t *testing.T) {
 	testTrainingRefuses(t, m, d)
 }
 
+func TestEmulatedLoss(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testLoss(t, m, d, reftest.Cases(t, 5, 24), 200)
+	testTableGradient(t, m, d, 6)
+	testLossRefuses(t, m, d)
+}
+
 func TestEmulatedGather(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testGather(t, m, d, 20)

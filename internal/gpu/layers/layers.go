@@ -52,6 +52,8 @@ type Engine struct {
 	args            cuda.Args
 	nodeKernels     *nodeKernels     // nil: not loaded yet
 	trainingKernels *trainingKernels // nil: not loaded yet
+	lossKernels     *lossKernels     // nil: not loaded yet
+	logits          int              // tests: the most logits in memory; 0: mostLogits
 	maps            gpu.TensorMaps[linearMap]
 
 	clusters sync.Map // by clusterKey: how many clusters can run at once

@@ -53,6 +53,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"column = blockIdx.x * 32 + lane;",
 		},
 		"nodes_training.cuh": {"constexpr int TRAINING_EACH = 4;"},
+		"nodes_loss.cuh":     {"constexpr int LOSS_COLUMNS = 4 * TRAINING_THREADS;", "blockIdx.x / tiles * 32, column = blockIdx.x % tiles * 32"},
 		"gemm_activation.cuh": {
 			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
 			"enum : int { GATED = 64 };",
@@ -180,6 +181,10 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes_training.cuh", "TrainingSlopeParams", slopeParams{}},
 		{"kernels/nodes_training.cuh", "TrainingNormParams", normGradientParams{}},
 		{"kernels/nodes_training.cuh", "TrainingConvertParams", convertParams{}},
+		{"kernels/nodes_loss.cuh", "LossTurnParams", lossTurnParams{}},
+		{"kernels/nodes_loss.cuh", "LossParams", lossParams{}},
+		{"kernels/nodes_loss.cuh", "LossSumsParams", lossSumsParams{}},
+		{"kernels/nodes_loss.cuh", "TableGradientParams", tableGradientParams{}},
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},

@@ -50,3 +50,47 @@ func BenchmarkGPUTraining(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkGPULoss is the loss of rows of logits and its gradients. TFLOP/s count a multiplication and an addition for each product: one
+// product for the loss, three for the gradients. The gradient of a table is beside them, with GB/s of dy and the table.
+func BenchmarkGPULoss(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, s := range []struct{ rows, width, vocabulary int }{{8192, 768, 50257}, {2048, 4096, 128256}} {
+		o := Loss{Rows: s.rows, Width: s.width, Vocabulary: s.vocabulary}
+		o.X, o.W, o.Scratch = m.filled(b, rng, attn.Float32, s.rows*s.width, 1), m.filled(b, rng, attn.Float32, s.vocabulary*s.width, 0.02), m.empty(b, d.LossScratch(&o))
+		ids := make([]int, s.rows)
+		for i := range ids {
+			ids[i] = rng.IntN(s.vocabulary)
+		}
+		o.Targets, o.Y = m.putIDs(b, ids), m.empty(b, s.rows)
+		grads := o
+		grads.DY, grads.DX, grads.DW = m.filled(b, rng, attn.Float32, s.rows, 1), m.empty(b, s.rows*s.width), m.empty(b, s.vocabulary*s.width)
+		products := 2 * float64(s.rows) * float64(s.width) * float64(s.vocabulary)
+		for _, c := range []struct {
+			name        string
+			flops, read float64
+			run         func() error
+		}{
+			{"loss", products, 0, func() error { return d.Loss(m.Stream, &o) }},
+			{"gradients", 3 * products, 0, func() error { return d.Loss(m.Stream, &grads) }},
+			{"table", 0, 4 * float64(s.width) * float64(s.rows+s.vocabulary), func() error {
+				return d.TableGradient(m.Stream, &TableGradient{Rows: s.rows, N: s.width, TableRows: s.vocabulary, IDs: o.Targets, DY: grads.DX, DTable: grads.DW})
+			}},
+		} {
+			b.Run(fmt.Sprintf("%dx%dx%d/%s", s.rows, s.width, s.vocabulary, c.name), func(b *testing.B) {
+				took := m.median(b, 11, c.run).Seconds()
+				b.ReportMetric(took*1e6, "us")
+				if c.flops > 0 {
+					b.ReportMetric(c.flops/took/1e12, "TFLOP/s")
+				} else {
+					b.ReportMetric(c.read/took/1e9, "GB/s")
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		for _, x := range []gpu.Memory{o.X, o.W, o.Scratch, o.Targets, o.Y, grads.DY, grads.DX, grads.DW} {
+			noError(b, x.Buffer.Close())
+		}
+	}
+}
