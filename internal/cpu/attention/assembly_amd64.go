@@ -50,6 +50,10 @@ const (
 	// aheadBytes is the prefetch distance in each stream, a few rows. With it, and streams that continue from call to
 	// call, four streams of keys or values saturate memory.
 	aheadBytes = 2048
+
+	// leastPanel is the least number of quads of values that many rows take together: each panel reads and writes the
+	// whole output, so with wide values one quad is too few.
+	leastPanel = 4
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
@@ -335,7 +339,7 @@ func (a *assembly[F]) valuesStored(t *tile, stride, row, rows, from, to int) {
 			}
 			n = min(n, (to-4*x)/4)
 			if t.Rows < panelRows {
-				n = min(n, lead) // panels are not larger than the prefetch distance
+				n = min(n, max(lead, leastPanel)) // larger panels outrun the prefetches
 			}
 			a.weightedBlock(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+4*x), v, offset,
 				blocks, 4*n, t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)

@@ -1,8 +1,12 @@
 package attention
 
 import (
+	"fmt"
+	"gorgonia.org/leanattention/internal/cpu"
+	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
@@ -51,5 +55,54 @@ func TestLatentShapes(t *testing.T) {
 		}
 		run(turn, x.heads, x.kvHeads, 64, x.queries, keys, reftest.Normal)
 		turn++
+	}
+}
+
+// BenchmarkLatent decodes over keys of 576 elements whose first 512 are the values, beside reading the same bytes:
+//
+//	go test -run '^$' -bench Latent ./internal/cpu/attention
+func BenchmarkLatent(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, heads := range []int{16, 64, 128} {
+			b.Run(fmt.Sprintf("%v/%d heads", d, heads), func(b *testing.B) {
+				const dim, values, keys, page = 576, 512, 32768, 64
+				size := keys * dim * d.Size()
+				buf := cpu.Buffer{DType: d, Ptr: cputest.Noise(d, keys*dim), Len: keys * dim}
+				at := attn.PageStrides{Page: page * dim, Head: page * dim, Row: dim}
+				g := attn.Problem{
+					Heads: heads, KVHeads: 1, Dim: dim, ValueDim: values, Pages: attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: d, Dim: dim, At: at}}, KeyPlanes: 1, Value: attn.Columns{Dim: values}},
+					Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * values, Head: values},
+					PageTokens: page, Scale: 0.05, Mixed: d != attn.Float32,
+				}
+				o := &Operands[float32]{Q: make([]float32, heads*dim), Out: make([]float32, heads*values), Pages: attn.InPlanes(buf)}
+				for i := range o.Q {
+					o.Q[i] = rand.Float32() - 0.5
+				}
+				seq := attn.Sequence{Queries: 1, Keys: keys}
+				for i := range keys / page {
+					seq.Pages = append(seq.Pages, int32(i))
+				}
+				var e cpu.Engine
+				defer e.Close()
+				p := new(Plan)
+				if err := p.Build(g, []attn.Sequence{seq}); err != nil {
+					b.Fatal(err)
+				}
+				mem := unsafe.Slice((*byte)(buf.Ptr), size)
+				cputest.Compete(b, "GB/s", []*cputest.Contender{
+					{Name: "sum", Work: float64(size), Run: func() { cpu.ReadSum(&e, mem) }},
+					{Name: "latent", Work: float64(size), Run: func() {
+						if err := Run(&e, p, o); err != nil {
+							panic(err)
+						}
+					}},
+					{Name: "Gop", Work: 2 * float64(heads) * keys * (dim + values), Run: func() {
+						if err := Run(&e, p, o); err != nil {
+							panic(err)
+						}
+					}},
+				})
+			})
+		}
 	}
 }
