@@ -14,12 +14,14 @@ import (
 //   - converts the groups to float32, for the kernels of float32 weights. Results have the bits of float32 weights. E4M3 is always
 //     converted, without groups;
 //   - or, if x may be rounded, multiplies integers: x is rounded to 8 bits by block, once. The bits of a row depend neither on the other
-//     rows nor on their number.
+//     rows nor on their number. For several rows of x, the groups of some rows of weights are interleaved (a panel).
 
 const (
 	blockOuts   = 32       // the most output features that a thread unpacks at a time
 	unpackBytes = 16 << 10 // the most bytes of their groups, but for dotStreams features
 	fetchBlocks = 16 << 10 // the prefetch distance in bytes, beyond what is being read
+
+	panelGroups = 6 // the most groups of a row in a panel, which stays in the first-level cache: an even number
 )
 
 // isBlocks reports whether weights of f are read in groups.
@@ -45,10 +47,13 @@ type roundScratch struct {
 // blockScratch is the scratch of a thread.
 type blockScratch struct {
 	groups, floats cpu.Aligned
-	partial        cpu.Aligned // partialBytes of each pass
+	partial        cpu.Aligned // partialBytes of each pass, or panelPartial of each row
 	unpack         unpackArgs
 	expand         expandArgs
 	mul            groupArgs
+	panel          cpu.Aligned
+	interleave     interleaveArgs
+	panelMul       panelArgs
 	row            blockRowArgs
 	dot            dotArgs
 }
@@ -56,6 +61,7 @@ type blockScratch struct {
 // forget drops the pointers to operands.
 func (s *blockScratch) forget() {
 	s.unpack, s.expand, s.mul, s.row, s.dot = unpackArgs{}, expandArgs{}, groupArgs{}, blockRowArgs{}, dotArgs{}
+	s.interleave, s.panelMul = interleaveArgs{}, panelArgs{}
 }
 
 // setBlocks prepares the run for its format.
@@ -133,12 +139,12 @@ func (r *roundRun) Work(i, _ int) {
 	*a = roundArgs{}
 }
 
-// unpackRows makes groups of n elements of rows of weights at src.
-func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n int) {
+// unpackRows makes groups of n elements of rows of weights at src. The bytes from ahead bytes on are prefetched.
+func (l *linearRun) unpackRows(s *blockScratch, src unsafe.Pointer, rows, n, ahead int) {
 	row := ((n-1)/groupElements + 1) * int(unsafe.Sizeof(weightGroup{}))
 	s.groups.Grow(rows * row)
 	s.unpack = unpackArgs{dst: s.groups.At, dstRow: row, src: src, srcRow: l.wRow, rows: rows, n: n}
-	s.unpack.fetch, s.unpack.fetchStep = uintptr(src)+uintptr(rows*l.wRow+fetchBlocks), l.format.Size(groupElements)
+	s.unpack.fetch, s.unpack.fetchStep = uintptr(src)+uintptr(ahead), l.format.Size(groupElements)
 	l.blocks.kernels.unpack[l.format](&s.unpack)
 }
 
@@ -154,7 +160,7 @@ func (l *linearRun) expandRows(s *blockScratch, layer *linearLayer, o, k, rows, 
 		}
 		return s.floats.At, row
 	}
-	l.unpackRows(s, src, rows, n)
+	l.unpackRows(s, src, rows, n, rows*l.wRow+fetchBlocks)
 	s.expand = expandArgs{dst: s.floats.At, dstRow: row, src: s.groups.At, srcRow: s.unpack.dstRow, rows: rows, groups: groups}
 	l.blocks.kernels.expand[l.blocks.kind](&s.expand)
 	return s.floats.At, row
@@ -197,14 +203,59 @@ func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to 
 		}
 		return
 	}
+	for k := l.blocks.kernels; k.panelRows > 0 && l.rows >= k.panelRows && to-from >= panelOuts; from += panelOuts {
+		l.panelFeatures(s, layer, from)
+	}
 	// The groups of so many features fit the first-level cache.
 	most := min(max(unpackBytes/(dotStreams*l.blocks.wRow()), 1), blockOuts/dotStreams) * dotStreams
 	for at := from; at < to; at += most {
 		n := min(most, to-at)
-		l.unpackRows(s, unsafe.Add(layer.w, at*l.wRow), n, l.in)
+		l.unpackRows(s, unsafe.Add(layer.w, at*l.wRow), n, l.in, n*l.wRow+fetchBlocks)
 		l.multiplyGroups(s, layer, unsafe.Add(layer.y, l.first*layer.yRow+at*l.size), n)
 	}
 }
+
+// panelFeatures computes the sums of panelOuts output features from o on.
+func (l *linearRun) panelFeatures(s *blockScratch, layer *linearLayer, o int) {
+	b, p := &l.blocks, &s.panelMul
+	size := int(unsafe.Sizeof(panelGroup{}))
+	s.panel.Grow(panelGroups * size)
+	s.partial.Grow(l.rows * panelPartial)
+	clear(unsafe.Slice((*byte)(s.partial.At), l.rows*panelPartial))
+	*p = panelArgs{y: unsafe.Add(layer.y, l.first*layer.yRow+o*l.size), yRow: layer.yRow, w: s.panel.At, xRow: b.xRow(), rows: l.rows, partial: s.partial.At, unfinished: 1}
+	x := unsafe.Add(b.x.At, layer.rounded*l.rows*b.xRow())
+	for g := 0; g < b.groups; g += p.groups {
+		p.groups = min(panelGroups, b.groups-g)
+		k := g * groupElements
+		n, src := min(p.groups*groupElements, l.in-k), unsafe.Add(layer.w, o*l.wRow+l.format.Size(k))
+		for set := 0; set < panelOuts; set += dotStreams {
+			l.packSet(s, unsafe.Add(s.panel.At, set*size/panelOuts), unsafe.Add(src, set*l.wRow), n)
+		}
+		// A part of the panel prefetches a part of the next.
+		p.fetch = uintptr(layer.w) + uintptr((o+panelOuts)*l.wRow+panelOuts*l.format.Size(k))
+		p.lines = panelOuts*l.format.Size(n)/(cpu.CacheLine*p.groups*((l.rows+1)/2)) + 1
+		if p.x = unsafe.Add(x, g*int(unsafe.Sizeof(xGroup{}))); g+p.groups == b.groups {
+			p.unfinished = 0
+		}
+		b.kernels.panel[b.kind](p)
+	}
+}
+
+// packSet makes a set of a panel of n elements of rows of weights at src.
+func (l *linearRun) packSet(s *blockScratch, dst, src unsafe.Pointer, n int) {
+	b, a := &l.blocks, &s.interleave
+	if pack := b.kernels.pack[l.format]; pack != nil {
+		s.unpack = unpackArgs{dst: dst, src: src, srcRow: l.wRow, n: n}
+		pack(&s.unpack)
+		return
+	}
+	l.unpackRows(s, src, dotStreams, n, 0)
+	*a = interleaveArgs{dst: dst, src: s.groups.At, srcRow: s.unpack.dstRow, second: secondOf[b.kind], groups: (n-1)/groupElements + 1}
+	b.kernels.interleave(a)
+}
+
+// secondOf is where a weightGroup of a kind has what is second in a panelGroup.
+var secondOf = [blockKinds]int{int(unsafe.Offsetof(weightGroup{}.minima)), int(unsafe.Offsetof(weightGroup{}.minima)), int(unsafe.Offsetof(weightGroup{}.high))}
 
 // rowFeatures computes the sums of output features [from, to) of a layer for one row or, of E4M3, for the few rows that the kernel is for.
 func (l *linearRun) rowFeatures(a *blockRowArgs, row func(*blockRowArgs), layer *linearLayer, from, to int) {
@@ -274,9 +325,9 @@ func (l *linearRun) multiplyGroups(s *blockScratch, layer *linearLayer, y unsafe
 	at := func(row, o int) {
 		a.x, a.w, a.y = unsafe.Add(x, row*a.xRow), unsafe.Add(s.groups.At, o*b.wRow()), unsafe.Add(y, row*a.yRow+o*l.size)
 	}
-	rows, outs := l.rows/k.rows*k.rows, 0 // of many
-	if rows > 0 {
-		outs = n / k.outs * k.outs
+	rows, outs := 0, 0 // of many
+	if k.rows > 0 && l.rows >= k.rows {
+		rows, outs = l.rows/k.rows*k.rows, n/k.outs*k.outs
 	}
 	a.yStep, a.wRow = l.size, b.wRow()
 	for row := 0; row < rows; row += k.rows {

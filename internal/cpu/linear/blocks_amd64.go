@@ -115,10 +115,10 @@ func expandAVX512(a *expandArgs)
 //go:noescape
 func oneAVX512(a *groupArgs)
 
-// manyAVX512 is oneGo for several rows of x, and several output features. A result has the bits that oneGo gives it.
+// panelAVX512 is oneGo for the rows of x and the output features of a panel. A result has the bits that oneGo gives it.
 //
 //go:noescape
-func manyAVX512(a *groupArgs)
+func panelAVX512(a *panelArgs)
 
 // expandMinimaAVX512 converts groups with minima to float32: each is a scale times an integer, rounded, plus a minimum.
 //
@@ -130,10 +130,10 @@ func expandMinimaAVX512(a *expandArgs)
 //go:noescape
 func oneMinimaAVX512(a *groupArgs)
 
-// manyMinimaAVX512 is manyGo with the minima of oneMinimaGo.
+// panelMinimaAVX512 is panelGo with the minima of oneMinimaGo.
 //
 //go:noescape
-func manyMinimaAVX512(a *groupArgs)
+func panelMinimaAVX512(a *panelArgs)
 
 // expandHalvesAVX512 is expandGo for groups with a scale for each half of a block.
 //
@@ -145,10 +145,10 @@ func expandHalvesAVX512(a *expandArgs)
 //go:noescape
 func oneHalvesAVX512(a *groupArgs)
 
-// manyHalvesAVX512 is manyGo for the blocks of oneHalvesGo.
+// panelHalvesAVX512 is panelGo for the blocks of oneHalvesGo.
 //
 //go:noescape
-func manyHalvesAVX512(a *groupArgs)
+func panelHalvesAVX512(a *panelArgs)
 
 // rowsE4M3x1AVX512 is
 //
@@ -206,6 +206,11 @@ func rowsE4M3x3AVX512(a *blockRowArgs)
 //go:noescape
 func rowsE4M3x4AVX512(a *blockRowArgs)
 
+// interleaveAVX512 makes one set of panelGroups of the weightGroups of four rows.
+//
+//go:noescape
+func interleaveAVX512(a *interleaveArgs)
+
 // unpackI8AVX2 makes groups of rows of signed bytes, with scales of 1. Scales are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -220,6 +225,11 @@ func unpackI8AVX512(a *unpackArgs)
 //
 //go:noescape
 func rowI8AVX512(a *blockRowArgs)
+
+// packI8AVX512 makes one set of panelGroups of four rows of signed bytes: see unpackI8Go.
+//
+//go:noescape
+func packI8AVX512(a *unpackArgs)
 
 // unpackQ80AVX2 makes groups of rows of Q8_0. Scales are 0 in blocks behind the end of a row.
 //
@@ -236,6 +246,11 @@ func unpackQ80AVX512(a *unpackArgs)
 //go:noescape
 func rowQ80AVX512(a *blockRowArgs)
 
+// packQ80AVX512 is packI8Go for rows of Q8_0.
+//
+//go:noescape
+func packQ80AVX512(a *unpackArgs)
+
 // unpackQ40AVX2 makes groups of rows of Q4_0. Scales are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -250,6 +265,11 @@ func unpackQ40AVX512(a *unpackArgs)
 //
 //go:noescape
 func rowQ40AVX512(a *blockRowArgs)
+
+// packQ40AVX512 is packI8Go for rows of Q4_0.
+//
+//go:noescape
+func packQ40AVX512(a *unpackArgs)
 
 // unpackQ50AVX2 makes groups of rows of Q5_0. Scales are 0 in blocks behind the end of a row.
 //
@@ -316,6 +336,11 @@ func unpackI4x32AVX512(a *unpackArgs)
 //go:noescape
 func rowI4x32AVX512(a *blockRowArgs)
 
+// packI4x32AVX512 is packI8Go for rows of INT4 in groups of 32.
+//
+//go:noescape
+func packI4x32AVX512(a *unpackArgs)
+
 // unpackI4x64AVX2 makes groups of rows of INT4 in groups of 64. Scales are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -330,6 +355,11 @@ func unpackI4x64AVX512(a *unpackArgs)
 //
 //go:noescape
 func rowI4x64AVX512(a *blockRowArgs)
+
+// packI4x64AVX512 is packI8Go for rows of INT4 in groups of 64.
+//
+//go:noescape
+func packI4x64AVX512(a *unpackArgs)
 
 // unpackI4x128AVX2 makes groups of rows of INT4 in groups of 128.
 //
@@ -346,6 +376,11 @@ func unpackI4x128AVX512(a *unpackArgs)
 //go:noescape
 func rowI4x128AVX512(a *blockRowArgs)
 
+// packI4x128AVX512 is packI8Go for rows of INT4 in groups of 128.
+//
+//go:noescape
+func packI4x128AVX512(a *unpackArgs)
+
 // unpackQ41AVX2 makes groups of rows of Q4_1. Scales and minima are 0 in blocks behind the end of a row.
 //
 //go:noescape
@@ -360,3 +395,8 @@ func unpackQ41AVX512(a *unpackArgs)
 //
 //go:noescape
 func rowQ41AVX512(a *blockRowArgs)
+
+// packQ41AVX512 is packI8Go for rows of Q4_1.
+//
+//go:noescape
+func packQ41AVX512(a *unpackArgs)

@@ -40,9 +40,15 @@ type blockKernels struct {
 	one    [blockKinds]func(*groupArgs)        // a row of x by sets of dotStreams output features
 	row    [weight.Formats]func(*blockRowArgs) // a row of x by rows of weights; nil: they are unpacked, for one
 	e4m3   [dotMaxRows + 1]func(*blockRowArgs) // so many rows of x by rows of E4M3; nil: they are widened before
-	many   [blockKinds]func(*groupArgs)        // several rows of x by several output features
+	many   [blockKinds]func(*groupArgs)        // several rows of x by several output features; nil: a tier with panels
 
 	rows, outs int // of many; outs divides blockOuts
+
+	// Panels, which are the weights of panelOuts output features, serve panelRows and more rows of x. 0: none.
+	panelRows  int
+	pack       [weight.Formats]func(*unpackArgs) // nil: rows are unpacked, for interleave
+	interleave func(*interleaveArgs)
+	panel      [blockKinds]func(*panelArgs)
 }
 
 var blocksGo = blockKernels{
@@ -61,6 +67,11 @@ var blocksGo = blockKernels{
 	e4m3: [dotMaxRows + 1]func(*blockRowArgs){nil, rowsE4M3Go, rowsE4M3Go, rowsE4M3Go, rowsE4M3Go},
 	many: [blockKinds]func(*groupArgs){manyGo, manyMinimaGo, manyHalvesGo},
 	rows: manyGoRows, outs: manyGoOuts,
+	pack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: packI8Go, weight.Q8_0: packQ80Go, weight.Q4_0: packQ40Go, weight.Q4_1: packQ41Go,
+		weight.Int4_32: packI4x32Go, weight.Int4_64: packI4x64Go, weight.Int4_128: packI4x128Go,
+	},
+	panelRows: 6, interleave: interleaveGo, panel: [blockKinds]func(*panelArgs){panelGo, panelMinimaGo, panelHalvesGo},
 }
 
 const manyGoRows, manyGoOuts = 4, 1
@@ -251,6 +262,86 @@ func addProducts(sum, minima *float32, w []weightGroup, x []xGroup, kind blockKi
 			if kind == minimaBlocks {
 				*minima += float32(wg.minima[b] * xg.sums[b])
 			}
+		}
+	}
+}
+
+// interleaveGo makes one set of panelGroups of the weightGroups of four rows.
+func interleaveGo(a *interleaveArgs) {
+	to := unsafe.Slice((*panelGroup)(a.dst), a.groups)
+	for s := range dotStreams {
+		for g := range to {
+			at := unsafe.Add(a.src, s*a.srcRow+g*int(unsafe.Sizeof(weightGroup{})))
+			from, second, set := (*weightGroup)(at), (*[groupBlocks]float32)(unsafe.Add(at, a.second)), &to[g][0]
+			copy(set.q[s*groupElements:], from.q[:])
+			for b := range groupBlocks {
+				set.scales[4*b+s], set.second[4*b+s] = from.scales[b], second[b]
+			}
+		}
+	}
+}
+
+// packI8Go makes one set of panelGroups of four rows of signed bytes: see unpackI8Go.
+func packI8Go(a *unpackArgs) { pack(a, weight.Int8) }
+
+// packQ80Go is packI8Go for rows of Q8_0.
+func packQ80Go(a *unpackArgs) { pack(a, weight.Q8_0) }
+
+// packQ40Go is packI8Go for rows of Q4_0.
+func packQ40Go(a *unpackArgs) { pack(a, weight.Q4_0) }
+
+// packQ41Go is packI8Go for rows of Q4_1.
+func packQ41Go(a *unpackArgs) { pack(a, weight.Q4_1) }
+
+// packI4x32Go is packI8Go for rows of INT4 in groups of 32.
+func packI4x32Go(a *unpackArgs) { pack(a, weight.Int4_32) }
+
+// packI4x64Go is packI8Go for rows of INT4 in groups of 64.
+func packI4x64Go(a *unpackArgs) { pack(a, weight.Int4_64) }
+
+// packI4x128Go is packI8Go for rows of INT4 in groups of 128.
+func packI4x128Go(a *unpackArgs) { pack(a, weight.Int4_128) }
+
+func pack(a *unpackArgs, f weight.Format) {
+	var rows [dotStreams]weightGroup
+	size := int(unsafe.Sizeof(weightGroup{}))
+	for at := 0; at < a.n; at += groupElements {
+		unpack(&unpackArgs{dst: unsafe.Pointer(&rows), dstRow: size, src: unsafe.Add(a.src, f.Size(at)), srcRow: a.srcRow, rows: dotStreams, n: min(groupElements, a.n-at)}, f)
+		interleaveGo(&interleaveArgs{dst: unsafe.Add(a.dst, at/groupElements*int(unsafe.Sizeof(panelGroup{}))), src: unsafe.Pointer(&rows), srcRow: size, second: secondOf[kindOf(f)], groups: 1})
+	}
+}
+
+// panelGo is oneGo for the rows of x and the output features of a panel. A result has the bits that oneGo gives it.
+func panelGo(a *panelArgs) { panel(a, plainBlocks) }
+
+// panelMinimaGo is panelGo with the minima of oneMinimaGo.
+func panelMinimaGo(a *panelArgs) { panel(a, minimaBlocks) }
+
+// panelHalvesGo is panelGo for the blocks of oneHalvesGo.
+func panelHalvesGo(a *panelArgs) { panel(a, halfBlocks) }
+
+func panel(a *panelArgs, kind blockKind) {
+	w := unsafe.Slice((*panelGroup)(a.w), a.groups)
+	partial := func(r int) *[panelOuts][2]float32 {
+		return (*[panelOuts][2]float32)(unsafe.Add(a.partial, r*panelPartial))
+	}
+	for g := range w {
+		for o := range panelOuts {
+			set, s := &w[g][o/dotStreams], o%dotStreams
+			group := weightGroup{q: [groupElements]byte(set.q[s*groupElements:])}
+			for b := range groupBlocks {
+				group.scales[b], group.high[b], group.minima[b] = set.scales[4*b+s], set.second[4*b+s], set.second[4*b+s]
+			}
+			for r := range a.rows {
+				x, sums := unsafe.Slice((*xGroup)(unsafe.Add(a.x, r*a.xRow)), a.groups), &partial(r)[o]
+				addProducts(&sums[0], &sums[1], unsafe.Slice(&group, 1), x[g:g+1], kind)
+			}
+		}
+	}
+	for r := 0; r < a.rows && a.unfinished == 0; r++ {
+		y := (*[panelOuts]float32)(unsafe.Add(a.y, r*a.yRow))
+		for o, sums := range partial(r) {
+			y[o] = sums[0] + sums[1]
 		}
 	}
 }

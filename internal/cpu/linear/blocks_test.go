@@ -164,7 +164,7 @@ func TestBlocksRounded(t *testing.T) {
 	for _, f := range roundingFormats() {
 		for _, in := range blockWidths(f) {
 			for _, rows := range []int{1, 2, 3, 4, 5, 7, 8, 9, 130} {
-				c, _ := newBlockCase(t, rng, f, rows, in, []int{1, 2, 3, 5, 11, 30, 67}[rng.IntN(7)])
+				c, _ := newBlockCase(t, rng, f, rows, in, []int{1, 2, 3, 5, 11, 16, 30, 67}[rng.IntN(8)])
 				c.RoundX = true
 				integersIn(rng, c.X, in)
 				c.cancelled = cancelled(c)
@@ -236,36 +236,83 @@ func TestBlocksRound(t *testing.T) {
 	}
 }
 
-// TestBlocksAlone: a row has the same bits alone and among others, and on any number of threads.
+// TestBlocksAlone: a row has the same bits alone and among others, and on any number of threads, also if a panel has a part of In.
 func TestBlocksAlone(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, f := range roundingFormats() {
-		const rows, in, out = 131, 512, 45
-		c, _ := newBlockCase(t, rng, f, rows, in, out)
-		c.RoundX = true
-		c.run(t, cpu.Default())
-		all := slices.Clone(c.Y)
-		for _, n := range []int{1, 2, 3, 4, 5, 6} {
-			cputest.SetProcs(t, 1+rng.IntN(3))
-			at := rng.IntN(rows - n + 1)
-			o := c.Operands
-			o.Rows, o.X, o.Y = n, c.X[at*in:], make([]float32, n*out)
-			if o.Times != nil {
-				o.Times = o.Times[at*out:]
+		for _, rows := range []int{131, 11} {
+			const out = 45
+			in := 512
+			if rows < 100 {
+				in = 2*panelGroups*groupElements + max(f.Block(), 32)
 			}
-			if o.Residual != nil {
-				o.Residual = o.Residual[at*out:]
-			}
-			if err := Run(cpu.Default(), &o); err != nil {
-				t.Fatal(err)
-			}
-			for i, v := range o.Y {
-				if math.Float32bits(v) != math.Float32bits(all[at*out+i]) {
-					t.Fatalf("%v %v: of %d rows, result %d is %v, of %d rows %v", cpu.InUse(), f, n, i, v, rows, all[at*out+i])
+			c, _ := newBlockCase(t, rng, f, rows, in, out)
+			c.RoundX = true
+			c.run(t, cpu.Default())
+			all := slices.Clone(c.Y)
+			for _, n := range []int{1, 2, 3, 4, 5, 6, 9} {
+				cputest.SetProcs(t, 1+rng.IntN(3))
+				at := rng.IntN(rows - n + 1)
+				o := c.Operands
+				o.Rows, o.X, o.Y = n, c.X[at*in:], make([]float32, n*out)
+				for i := range o.Y {
+					o.Y[i] = float32(math.NaN())
+				}
+				if o.Times != nil {
+					o.Times = o.Times[at*out:]
+				}
+				if o.Residual != nil {
+					o.Residual = o.Residual[at*out:]
+				}
+				if err := Run(cpu.Default(), &o); err != nil {
+					t.Fatal(err)
+				}
+				for i, v := range o.Y {
+					if math.Float32bits(v) != math.Float32bits(all[at*out+i]) {
+						t.Fatalf("%v %v: of %d rows, result %d is %v, of %d rows %v", cpu.InUse(), f, n, i, v, rows, all[at*out+i])
+					}
 				}
 			}
+			c.close()
 		}
-		c.close()
+	}
+}
+
+// TestPanels: kernels that make panels make what unpacked and interleaved rows are, and write no other set.
+func TestPanels(t *testing.T) {
+	rng := reftest.Rand(t)
+	k := linearTiers[cpu.InUse()].blocks
+	for f, pack := range k.pack {
+		if pack == nil {
+			continue
+		}
+		f := weight.Format(f)
+		for _, in := range blockWidths(f) {
+			c, _ := newBlockCase(t, rng, f, 1, in, dotStreams)
+			n, size := (in-1)/groupElements+1, int(unsafe.Sizeof(weightGroup{}))
+			got, want, rows := make([]panelGroup, n), make([]panelGroup, n), make([]weightGroup, dotStreams*n)
+			set := rng.IntN(len(got[0]))
+			for i := range got {
+				for s := range got[i] {
+					for j := range got[i][s].q {
+						got[i][s].q[j] = 0xa5
+					}
+				}
+			}
+			copy(want, got)
+			pack(&unpackArgs{dst: unsafe.Pointer(&got[0][set]), src: c.W.Ptr, srcRow: f.Size(in), n: in})
+			k.unpack[f](&unpackArgs{dst: unsafe.Pointer(&rows[0]), dstRow: n * size, src: c.W.Ptr, srcRow: f.Size(in), rows: dotStreams, n: in})
+			k.interleave(&interleaveArgs{dst: unsafe.Pointer(&want[0][set]), src: unsafe.Pointer(&rows[0]), srcRow: n * size, second: secondOf[kindOf(f)], groups: n})
+			for i := range got {
+				if kindOf(f) == plainBlocks {
+					got[i][set].second, want[i][set].second = [16]float32{}, [16]float32{}
+				}
+				if got[i] != want[i] {
+					t.Fatalf("%v %v: group %d of %d elements, set %d:\n%v\nwant\n%v", cpu.InUse(), f, i, in, set, got[i], want[i])
+				}
+			}
+			c.close()
+		}
 	}
 }
 
@@ -274,7 +321,7 @@ func TestBlocksAlone(t *testing.T) {
 func TestBlocksOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, f := range roundingFormats() {
-		const rows, in, out = 6, 256, 10
+		const rows, in, out = 6, 256, panelOuts + 10
 		c, _ := newBlockCase(t, rng, f, rows, in, out)
 		c.RoundX, c.Bias, c.Residual, c.Times, c.Activation = true, nil, nil, nil, 0
 		copy(c.X[in:2*in], make([]float32, in))

@@ -76,10 +76,55 @@ type weightGroup struct {
 // xGroup is a group of a row of x that is rounded to 8 bits. Element e of block b is scales[b] q, and sums[b] the sum of the block.
 type xGroup struct {
 	q            [groupElements]int8
-	offsets      [16]int32 // of kernels whose weights are not signed: what their sums begin with
 	scales, sums [groupBlocks]float32
 	_            [32]byte
+
+	// Of the kernels for AVX-512: scales and sums with each number four times. offsets are what sums of products begin with, since the
+	// weights have 128 added: of blocks, of their first halves, of their second halves.
+	wideScales, wideSums [4 * groupBlocks]float32
+	offsets              [3][4 * groupBlocks]int32
 }
+
+// panelGroup is the groups of panelOuts rows of weights, in sets of four rows. The order of the integers is a tier's own. Of block b and
+// row s of a set, scales[4*b + s] is the scale, and second[4*b + s] the minimum or the scale of the second half of the block.
+type panelGroup [panelOuts / dotStreams]struct {
+	q              [dotStreams * groupElements]byte
+	scales, second [dotStreams * groupBlocks]float32
+}
+
+const panelOuts = 4 * dotStreams
+
+// interleaveArgs are the arguments of a kernel that brings the groups of four rows of weights into one set of panelGroups.
+type interleaveArgs struct {
+	dst    unsafe.Pointer // the set, in the first panelGroup
+	src    unsafe.Pointer // weightGroups
+	srcRow int
+	second int // where a weightGroup has the numbers for second
+	groups int // of a row, at least 1
+}
+
+// panelArgs are the arguments of a kernel that multiplies groups of rows of x by a panel of weights.
+type panelArgs struct {
+	y       unsafe.Pointer // float32: the results of row r are side by side at y + r*yRow
+	yRow    int
+	w       unsafe.Pointer // panelGroups
+	x       unsafe.Pointer
+	xRow    int
+	rows    int
+	groups  int            // of a row, at least 1
+	partial unsafe.Pointer // panelPartial bytes for each row
+
+	// Sums begin with partial, which is 0 before the first groups of a row. Sums go to partial if unfinished is not 0, and otherwise
+	// results go to y.
+	unfinished int
+
+	// With each group of two rows of x, or of the last row, so many cache lines are prefetched, at least 1, from fetch on. Their addresses
+	// may be beyond the ends of buffers.
+	fetch uintptr
+	lines int
+}
+
+const panelPartial = 4 * panelOuts * groupBlocks
 
 // roundArgs are the arguments of a kernel that rounds a row of x to 8 bits.
 type roundArgs struct {
@@ -88,7 +133,8 @@ type roundArgs struct {
 	n   int            // elements, a multiple of 32 and at least 32
 }
 
-// unpackArgs are the arguments of a kernel that makes groups of rows of weights. Steps are distances in bytes.
+// unpackArgs are the arguments of a kernel that makes groups of rows of weights. Steps are distances in bytes. A kernel that makes one
+// set of panelGroups reads dotStreams rows, and prefetches nothing.
 type unpackArgs struct {
 	dst    unsafe.Pointer
 	dstRow int

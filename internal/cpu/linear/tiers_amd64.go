@@ -64,8 +64,11 @@ var blocksAVX512 = blockKernels{
 	round:  roundAVX512,
 	expand: [blockKinds]func(*expandArgs){expandAVX512, expandMinimaAVX512, expandHalvesAVX512},
 	one:    [blockKinds]func(*groupArgs){oneAVX512, oneMinimaAVX512, oneHalvesAVX512},
-	many:   [blockKinds]func(*groupArgs){manyAVX512, manyMinimaAVX512, manyHalvesAVX512},
-	rows:   4, outs: 2,
+	pack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: packI8AVX512, weight.Q8_0: packQ80AVX512, weight.Q4_0: packQ40AVX512, weight.Q4_1: packQ41AVX512,
+		weight.Int4_32: packI4x32AVX512, weight.Int4_64: packI4x64AVX512, weight.Int4_128: packI4x128AVX512,
+	},
+	panelRows: 2, interleave: interleaveAVX512, panel: [blockKinds]func(*panelArgs){panelAVX512, panelMinimaAVX512, panelHalvesAVX512},
 }
 
 func blocksOfAVX512() *blockKernels {

@@ -13,8 +13,10 @@ const blockSource = "blocks_go.go"
 
 // Offsets in a weightGroup and an xGroup, and their sizes. Integers are at 0.
 const (
-	wScales, wHigh, wMinima, wSize  = 128, 144, 160, 192
-	xOffsets, xScales, xSums, xSize = 128, 192, 208, 256
+	wScales, wHigh, wMinima, wSize = 128, 144, 160, 192
+	xScales, xSums                 = 128, 144
+	xWideScales, xWideSums         = 192, 256
+	xOffsets, xSize                = 320, 512 // of blocks, of their first halves, of their second halves
 )
 
 // kind is what a kernel of groups does: see blockKind.
@@ -27,16 +29,19 @@ var kinds = []kind{{name: ""}, {name: "Minima", minima: true}, {name: "Halves", 
 
 // linearBlocks makes the kernels for weights of 8 and fewer bits.
 //
-// With AVX2 the integers of a group are in order and signed. With AVX-512 the first 64 are the first halves of the four blocks, and
-// those behind them the second halves: so four lanes of a vector are a block. There, signed integers have 128 added, since VPDPBUSD
-// multiplies bytes without a sign by bytes with one, and an xGroup has what is to be subtracted.
+// With AVX2 the integers of a group are in order and signed. AVX-512: see quads.go.
 func linearBlocks(g *gen) {
 	for _, set := range []isa{avx2, avx512} {
 		g.roundBlocks(set)
 		for _, k := range kinds {
 			g.expandBlocks(set, k)
-			g.oneBlocks(set, k)
-			g.manyBlocks(set, k)
+			if set == avx2 {
+				g.products(k, "one", 1, 4)
+				g.products(k, "many", 4, 1)
+			} else {
+				g.oneQuads(k)
+				g.panel(k)
+			}
 		}
 		rows := 2 // the registers of AVX2 have the sums of two
 		if set == avx512 {
@@ -46,11 +51,13 @@ func linearBlocks(g *gen) {
 			rowsE4M3(g, set, nx)
 		}
 	}
+	g.interleave()
 	for _, f := range blockFormats {
 		f.unpackAVX2(g)
 		f.unpackAVX512(g)
 		if f.group != nil {
 			f.rowAVX512(g)
+			f.pack(g)
 		}
 	}
 }
@@ -129,28 +136,35 @@ func (g *gen) roundBlocks(set isa) {
 		g.VPACKSSDW(v[3], v[2], t2)
 		g.VPACKSSWB(t2, bytes, bytes)
 		g.VPERMD(bytes, order, bytes)
-		g.VPADDD(v[2], v[0], v[0])
-		g.VPADDD(v[3], v[1], v[1])
-		g.VPHADDD(v[1], v[0], v[0])
+		g.VPADDD(v[1], v[0], v[0])
+		g.VPADDD(v[3], v[2], v[2])
+		g.VPHADDD(v[2], v[0], v[0])
 		g.VPHADDD(v[0], v[0], v[0])
 		g.VEXTRACTI128(Imm(1), v[0], t.AsX())
-		sums := g.XMM() // of four elements of both halves, in order
-		g.VPUNPCKLDQ(t.AsX(), v[0].AsX(), sums)
+		halves, sums := g.XMM(), g.XMM() // of the first, of the second, of these two again; of the block in all lanes
+		g.VPADDD(t.AsX(), v[0].AsX(), halves)
+		g.VPHADDD(halves, halves, sums)
 		if set == avx2 {
 			g.VMOVDQU(bytes, Mem{Base: dst, Disp: 32 * b})
 		} else {
 			g.VMOVDQU(bytes.AsX(), Mem{Base: dst, Disp: 16 * b})
 			g.VEXTRACTI128(Imm(1), bytes, Mem{Base: dst, Disp: 64 + 16*b})
-			g.VPSLLD(Imm(7), sums, t.AsX())
-			g.VPSUBD(t.AsX(), zero.AsX(), t.AsX())
-			g.VMOVDQU(t.AsX(), Mem{Base: dst, Disp: xOffsets + 16*b})
+			for i, v := range []reg.VecVirtual{sums, halves, halves} {
+				g.VPSHUFD(Imm([]uint64{0, 0, 0x55}[i]), v, t.AsX())
+				g.VPSLLD(Imm(7), t.AsX(), t.AsX())
+				g.VPSUBD(t.AsX(), zero.AsX(), t.AsX())
+				g.VMOVDQU(t.AsX(), Mem{Base: dst, Disp: xOffsets + 64*i + 16*b})
+			}
 		}
-		g.VPHADDD(sums, sums, sums)
-		g.VPHADDD(sums, sums, sums)
 		g.VCVTDQ2PS(sums, sums)
-		g.VMULSS(scale, sums, sums)
+		g.VBROADCASTSS(scale, scale)
+		g.VMULPS(scale, sums, sums)
 		g.VMOVSS(scale, Mem{Base: dst, Disp: xScales + 4*b})
 		g.VMOVSS(sums, Mem{Base: dst, Disp: xSums + 4*b})
+		if set == avx512 {
+			g.VMOVUPS(scale, Mem{Base: dst, Disp: xWideScales + 16*b})
+			g.VMOVUPS(sums, Mem{Base: dst, Disp: xWideSums + 16*b})
+		}
 		g.JMP(LabelRef(next))
 		g.Label(fmt.Sprintf("odd%d", b))
 		g.VMOVSS(g.words(fmt.Sprintf("nan%d", b), 0x7fc00000), scale)
@@ -234,28 +248,12 @@ type groupTile struct {
 	sums [][]reg.VecVirtual
 	at   reg.GPVirtual // bytes from the beginning of a row of w
 	atX  reg.GPVirtual
-
-	lanes, ones reg.VecVirtual
-	plain       reg.VecVirtual    // 128 in each byte
-	four        reg.OpmaskVirtual // the first four lanes
+	ones reg.VecVirtual
 }
 
-func (g *gen) oneBlocks(set isa, k kind) {
-	g.kernel("one"+k.name, set, blockSource, "one"+k.name+"Go", args)
-	g.products(k, 1, 4)
-}
-
-func (g *gen) manyBlocks(set isa, k kind) {
-	g.kernel("many"+k.name, set, blockSource, "many"+k.name+"Go", args)
-	if set == avx2 {
-		g.products(k, 4, 1)
-	} else {
-		g.products(k, 4, 2)
-	}
-}
-
-// products makes the kernel of some rows of x and some of w.
-func (g *gen) products(k kind, nx, nw int) {
+// products makes the kernel for AVX2 of some rows of x and some of w.
+func (g *gen) products(k kind, name string, nx, nw int) {
+	g.kernel(name+k.name, avx2, blockSource, name+k.name+"Go", args)
 	a := g.Dereference(g.Param("a"))
 	t := &groupTile{gen: g, kind: k}
 	// rows returns registers with addresses of rows, of which the first is set.
@@ -282,21 +280,8 @@ func (g *gen) products(k kind, nx, nw int) {
 	if nx == 1 {
 		sets = g.field(a, "sets")
 	}
-	if g.isa == avx2 {
-		t.ones = g.YMM()
-		g.VPBROADCASTD(g.words("ones", 1<<16|1), t.ones)
-	} else {
-		t.lanes = g.ZMM()
-		g.VMOVDQU32(g.words("lanes", 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), t.lanes)
-		if k.halves {
-			t.plain = g.ZMM()
-			g.VPBROADCASTD(g.words("plain", 0x80808080), t.plain)
-		}
-		bits := g.GP32()
-		t.four = g.K()
-		g.MOVL(U32(15), bits)
-		g.KMOVW(bits, t.four)
-	}
+	t.ones = g.YMM()
+	g.VPBROADCASTD(g.words("ones", 1<<16|1), t.ones)
 	g.Label("set")
 	follow(t.w, "wRow")
 	for range nx {
@@ -310,20 +295,15 @@ func (g *gen) products(k kind, nx, nw int) {
 	g.XORQ(t.at, t.at)
 	g.XORQ(t.atX, t.atX)
 	g.Label("group")
-	if g.isa == avx2 {
-		t.groupAVX2()
-	} else {
-		t.groupAVX512()
-	}
+	t.group()
 	t.addMinima()
 	g.ADDQ(U32(wSize), t.at)
 	g.ADDQ(U32(xSize), t.atX)
 	g.DECQ(left)
 	g.JNZ(LabelRef("group"))
 	// Four results make a vector: those of a row of x, or of four rows.
-	yStep := g.field(a, "yStep")
-	if nx == 1 {
-		g.put4(t.sums[0], yStep, y)
+	if yStep := g.field(a, "yStep"); nx == 1 {
+		g.put4(g.sum4(t.sums[0]), yStep, y)
 		g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
 		row := g.field(a, "wRow")
 		g.LEAQ(Mem{Base: t.w[0], Index: row, Scale: 4}, t.w[0])
@@ -335,15 +315,15 @@ func (g *gen) products(k kind, nx, nw int) {
 			if s > 0 {
 				g.ADDQ(yStep, y)
 			}
-			g.put4([]reg.VecVirtual{t.sums[0][s], t.sums[1][s], t.sums[2][s], t.sums[3][s]}, yRow, y)
+			g.put4(g.sum4([]reg.VecVirtual{t.sums[0][s], t.sums[1][s], t.sums[2][s], t.sums[3][s]}), yRow, y)
 		}
 	}
 	g.ret()
 }
 
-// put4 stores the sums of the lanes of four vectors, step bytes apart.
-func (g *gen) put4(v []reg.VecVirtual, step, y reg.GPVirtual) {
-	four, y2 := g.sum4(v), g.GP64()
+// put4 stores the first four lanes, step bytes apart.
+func (g *gen) put4(four reg.VecVirtual, step, y reg.GPVirtual) {
+	y2 := g.GP64()
 	g.LEAQ(Mem{Base: y, Index: step, Scale: 2}, y2)
 	g.VMOVSS(four, Mem{Base: y})
 	g.VEXTRACTPS(Imm(1), four, Mem{Base: y, Index: step, Scale: 1})
@@ -363,11 +343,7 @@ func (t *groupTile) addMinima() {
 	}
 	load := func(from Mem) reg.VecVirtual {
 		v := t.vec()
-		if t.isa == avx2 {
-			t.VMOVUPS(from, v.AsX())
-		} else {
-			t.VMOVUPS_Z(from, t.four, v)
-		}
+		t.VMOVUPS(from, v.AsX())
 		return v
 	}
 	var w []reg.VecVirtual
@@ -382,89 +358,8 @@ func (t *groupTile) addMinima() {
 	}
 }
 
-// groupAVX512 adds the products of a group. Operands of the fewer rows stay in registers.
-func (t *groupTile) groupAVX512() {
-	type operand struct{ low, high, scales, highScales reg.VecVirtual }
-	load := func(at func(int, int) Mem, i, scales int) (o operand) {
-		o = operand{low: t.ZMM(), high: t.ZMM(), scales: t.ZMM()}
-		if t.halves && scales == wScales {
-			o.highScales = t.ZMM()
-			t.VBROADCASTF32X4(at(i, wHigh), o.highScales)
-		}
-		t.VMOVDQU32(at(i, 0), o.low)
-		t.VMOVDQU32(at(i, 64), o.high)
-		t.VBROADCASTF32X4(at(i, scales), o.scales)
-		return o
-	}
-	// add adds integers times the scales of x and w.
-	add := func(r, s int, v, x, w reg.VecVirtual) {
-		scale := t.ZMM()
-		t.VCVTDQ2PS(v, v)
-		t.VMULPS(x, w, scale)
-		t.VPERMILPS(t.lanes, scale, scale)
-		t.VFMADD231PS(scale, v, t.sums[r][s])
-	}
-	product := func(r, s int, x, w operand, offset, highOffset reg.VecVirtual) {
-		v := t.ZMM()
-		if t.halves {
-			t.VMOVDQA32(offset, v)
-			t.VPDPBUSD(x.low, w.low, v)
-			add(r, s, v, x.scales, w.scales)
-			v = t.ZMM()
-			t.VMOVDQA32(highOffset, v)
-			t.VPDPBUSD(x.high, w.high, v)
-			add(r, s, v, x.scales, w.highScales)
-			return
-		}
-		if t.minima {
-			t.VPXORD(v, v, v)
-		} else {
-			t.VMOVDQA32(offset, v)
-		}
-		t.VPDPBUSD(x.low, w.low, v)
-		t.VPDPBUSD(x.high, w.high, v)
-		add(r, s, v, x.scales, w.scales)
-	}
-	// offset returns what sums begin with: of both halves of blocks, or of the first and of the second halves.
-	offset := func(r int, x operand) (v, high reg.VecVirtual) {
-		if t.minima {
-			return nil, nil
-		}
-		v = t.ZMM()
-		t.VMOVDQU32(t.xAt(r, xOffsets), v)
-		if t.halves {
-			sum := t.ZMM()
-			high = t.ZMM()
-			t.VPXORD(sum, sum, sum)
-			t.VPDPBUSD(x.low, t.plain, sum)
-			t.VPADDD(sum, v, high)
-			t.VPSUBD(high, v, v)
-		}
-		return v, high
-	}
-	if len(t.x) == 1 {
-		x := load(t.xAt, 0, xScales)
-		off, high := offset(0, x)
-		for s := range t.w {
-			product(0, s, x, load(t.wAt, s, wScales), off, high)
-		}
-		return
-	}
-	var w []operand
-	for s := range t.w {
-		w = append(w, load(t.wAt, s, wScales))
-	}
-	for r := range t.x {
-		x := load(t.xAt, r, xScales)
-		off, high := offset(r, x)
-		for s := range w {
-			product(r, s, x, w[s], off, high)
-		}
-	}
-}
-
-// groupAVX2 adds the products of a group, block by block.
-func (t *groupTile) groupAVX2() {
+// group adds the products of a group, block by block.
+func (t *groupTile) group() {
 	w, size, x, v, scale, both := t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM(), t.YMM()
 	// scaleOf loads the scales of a block of w.
 	scaleOf := func(s, b int, v reg.VecVirtual) {

@@ -20,73 +20,48 @@ func (f blockFormat) rowAVX512(g *gen) {
 	g.ANDQ(Imm(127), rest)
 	u.prepareRest(rest)
 	u.groupConstants()
-	stride := 1
-	if f.minima {
-		stride = 2
-	}
-	var scales, minima []int
-	for b := range 4 {
-		for range 4 {
-			scales = append(scales, stride*b)
-		}
-		minima = append(minima, 2*b+1)
-	}
-	lanes := u.indices("lanes", 32, scales)
-	xLanes := lanes
-	var minimaLanes reg.VecVirtual
-	var four reg.OpmaskVirtual
-	if f.minima {
-		xLanes = u.indices("xlanes", 32, []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3})
-		minimaLanes = u.indices("minima", 32, minima)
-		bits := g.GP32()
-		four = g.K()
-		g.MOVL(U32(15), bits)
-		g.KMOVW(bits, four)
-	}
+	u.laneConstants()
 	y, sets, fetch := g.field(a, "y"), g.field(a, "sets"), g.field(a, "fetch")
 	w := []reg.GPVirtual{g.field(a, "w"), g.GP64(), g.GP64(), g.GP64()}
-	sums := g.vecs(4)
+	sum := g.ZMM()
 	x, left := g.GP64(), g.GP64()
 	size := f.groupBytes()
 	group := func(rest bool) {
-		low, high, xScale := g.ZMM(), g.ZMM(), g.ZMM()
+		low, high := g.ZMM(), g.ZMM()
 		g.VMOVDQU32(Mem{Base: x}, low)
 		g.VMOVDQU32(Mem{Base: x, Disp: 64}, high)
-		g.VMOVUPS(Mem{Base: x, Disp: xScales}, xScale.AsY())
-		g.VPERMPS(xScale, xLanes, xScale)
-		var offsets, xSum reg.VecVirtual
-		if f.minima {
-			xSum = g.ZMM()
-			g.VMOVUPS_Z(Mem{Base: x, Disp: xSums}, four, xSum)
-		} else {
-			offsets = g.ZMM()
-			g.VMOVDQU32(Mem{Base: x, Disp: xOffsets}, offsets)
-		}
-		for s, sum := range sums {
+		var factors []reg.VecVirtual
+		v := g.vecs(4)
+		for s := range v {
 			u.suffix = fmt.Sprint(s)
-			q, v := f.group(u, w[s], rest), g.ZMM()
-			if f.minima {
-				g.VPXORD(v, v, v)
-			} else {
-				g.VMOVDQA32(offsets, v)
+			q := f.group(u, w[s], rest)
+			if q.packed != nil {
+				q.low, q.high = u.split(q.packed)
 			}
-			g.VPDPBUSD(low, q.low, v)
-			g.VPDPBUSD(high, q.high, v)
-			g.VCVTDQ2PS(v, v)
-			scale := xScale
+			g.zero(v[s])
+			g.VPDPBUSD(low, q.low, v[s])
+			g.VPDPBUSD(high, q.high, v[s])
 			if q.factors != nil {
-				scale = g.ZMM()
-				g.VPERMPS(q.factors, lanes, scale)
-				g.VMULPS(xScale, scale, scale)
-			}
-			g.VFMADD231PS(scale, v, sum)
-			if f.minima {
-				g.VPERMPS_Z(q.factors, minimaLanes, four, q.factors)
-				g.VFMADD231PS(xSum, q.factors, sum)
+				factors = append(factors, q.factors)
 			}
 			if !rest {
 				g.ADDQ(U32(uint32(size)), w[s])
 			}
+		}
+		all := g.across(v)
+		if !f.minima {
+			g.VPADDD(Mem{Base: x, Disp: xOffsets}, all, all)
+		}
+		g.VCVTDQ2PS(all, all)
+		g.VMULPS(Mem{Base: x, Disp: xWideScales}, all, all)
+		scales, minima := u.lanes(factors)
+		if scales == nil {
+			g.VADDPS(all, sum, sum)
+		} else {
+			g.VFMADD231PS(scales, all, sum)
+		}
+		if minima != nil {
+			g.VFMADD231PS(Mem{Base: x, Disp: xWideSums}, minima, sum)
 		}
 	}
 	g.Label("set")
@@ -96,7 +71,7 @@ func (f blockFormat) rowAVX512(g *gen) {
 	}
 	next := g.GP64()
 	g.LEAQ(Mem{Base: w[3], Index: wRow, Scale: 1}, next)
-	g.zero(sums...)
+	g.zero(sum)
 	g.MOVQ(g.fieldAt(a, "x"), x)
 	g.MOVQ(groups, left)
 	g.TESTQ(left, left)
@@ -115,7 +90,7 @@ func (f blockFormat) rowAVX512(g *gen) {
 	group(true)
 	g.Label("end")
 	yStep := g.field(a, "yStep")
-	g.put4(sums, yStep, y)
+	g.put4(g.overBlocks(sum), yStep, y)
 	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)
 	g.MOVQ(next, w[0])
 	g.DECQ(sets)

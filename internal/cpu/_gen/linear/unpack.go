@@ -379,7 +379,10 @@ func perBlock(stride, first, n, second, ofLoad int) (all []int) {
 
 // quad is a group in registers: the first halves of four blocks, the second halves, and float32 factors. The scale of block b is
 // factor stride*b, and its minimum the factor after that. Without factors, scales are 1.
+//
+// Instead of the halves there may be what split makes them of.
 type quad struct {
+	packed             reg.VecVirtual
 	low, high, factors reg.VecVirtual
 	stride             int
 }
@@ -445,7 +448,7 @@ func (u *unpacker) groupQ40(from reg.GPVirtual, rest bool) (q quad) {
 	u.VPERMI2W(b, a, v)
 	u.VPERMW(a, u.scalesQ40(), d)
 	u.VCVTPH2PS(d.AsX(), d.AsX())
-	q.low, q.high = u.split(v)
+	q.packed = v
 	q.factors, q.stride = d, 1
 	return q
 }
@@ -457,7 +460,7 @@ func (u *unpacker) groupQ41(from reg.GPVirtual, rest bool) (q quad) {
 	u.VPERMI2D(b, a, v)
 	u.VPERMD(a, u.factorsQ41(), d)
 	u.VCVTPH2PS(d.AsX(), d.AsY())
-	q.low, q.high = u.split(v)
+	q.packed = v
 	q.factors, q.stride = d, 2
 	return q
 }
@@ -521,6 +524,9 @@ func (u *unpacker) groupQ80(from reg.GPVirtual, rest bool) (q quad) {
 
 // storeGroup makes a weightGroup.
 func (u *unpacker) storeGroup(q quad, to reg.GPVirtual) {
+	if q.packed != nil {
+		q.low, q.high = u.split(q.packed)
+	}
 	u.VMOVDQU32(q.low, Mem{Base: to})
 	u.VMOVDQU32(q.high, Mem{Base: to, Disp: 64})
 	switch {
