@@ -8,7 +8,7 @@
 //   - [Rotary]: rotary embedding
 //   - [Activate], [GLU]: activations and gated linear units without their layers
 //   - [Embedding]: rows of a table or of another matrix
-//   - [CrossEntropy]: the loss of a language model, without all logits in memory
+//   - [CrossEntropy]: the loss of a language model, without all logits in memory; [AdamW], [SGD]: solvers
 //   - [ArgMax], [Sample]: choice of tokens
 //   - [Add], [Mul], [Scale], [Convert], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
 //   - [MergeStates]: merging of attention over disjoint keys

@@ -115,6 +115,11 @@ func TestEmulatedLoss(t *testing.T) {
 	testLossRefuses(t, m, d)
 }
 
+func TestEmulatedSolver(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testSolver(t, m, d, reftest.Cases(t, 2, 10))
+}
+
 func TestEmulatedGather(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testGather(t, m, d, 20)

@@ -53,6 +53,7 @@ type Engine struct {
 	nodeKernels     *nodeKernels     // nil: not loaded yet
 	trainingKernels *trainingKernels // nil: not loaded yet
 	lossKernels     *lossKernels     // nil: not loaded yet
+	solverKernels   *solverKernels   // nil: not loaded yet
 	logits          int              // tests: the most logits in memory; 0: mostLogits
 	maps            gpu.TensorMaps[linearMap]
 

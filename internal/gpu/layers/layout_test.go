@@ -53,6 +53,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"column = blockIdx.x * 32 + lane;",
 		},
 		"nodes_training.cuh": {"constexpr int TRAINING_EACH = 4;"},
+		"nodes_solver.cuh":   {"constexpr int SOLVER_PIECE = 8192;"},
 		"nodes_loss.cuh":     {"constexpr int LOSS_COLUMNS = 4 * TRAINING_THREADS;", "blockIdx.x / tiles * 32, column = blockIdx.x % tiles * 32"},
 		"gemm_activation.cuh": {
 			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
@@ -183,6 +184,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes_training.cuh", "TrainingConvertParams", convertParams{}},
 		{"kernels/nodes_loss.cuh", "LossTurnParams", lossTurnParams{}},
 		{"kernels/nodes_loss.cuh", "LossParams", lossParams{}},
+		{"kernels/nodes_solver.cuh", "SolverWeight", solverWeight{}},
+		{"kernels/nodes_solver.cuh", "SolverParams", solverParams{}},
 		{"kernels/nodes_loss.cuh", "LossSumsParams", lossSumsParams{}},
 		{"kernels/nodes_loss.cuh", "TableGradientParams", tableGradientParams{}},
 		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},

@@ -1,0 +1,154 @@
+package layers
+
+import (
+	"encoding/binary"
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// solverUnit is the module with the kernels of a solver.
+const solverUnit = "solver"
+
+// SolverPiece is the number of elements of a weight whose squares are summed together (kernels/nodes_solver.cuh). Element i of a piece is
+// in sum i mod SolverSums. Then sum i gets that of i+n, for n of SolverSums/2, SolverSums/4, ..., 1.
+const (
+	SolverPiece = 8192
+	SolverSums  = trainingThreads
+)
+
+// solverKernels are loaded at first use.
+type solverKernels struct{ squares, update *cuda.Function }
+
+// SolverWeight is a weight W of N elements, its gradient G, and its moments M and V, of float32. The moments may have no buffer.
+type SolverWeight struct {
+	N          int
+	W, G, M, V gpu.Memory
+}
+
+// solverWeight is struct SolverWeight.
+type solverWeight struct {
+	w, g, m, v uint64
+	n, first   int64
+}
+
+// SolverRule is what a step of a solver does. With h = Scale G it computes, in float32 and rounding each operation:
+//
+//	M = Beta1 M + Rest1 H,   V = Beta2 V + Rest2 H H,   U = Correct1 M / (sqrt(Correct2 V) + Epsilon), without Moments U = H
+//	W = W - Rate (U + Decay W)
+type SolverRule struct {
+	Moments                                                                     bool
+	Scale, Beta1, Rest1, Beta2, Rest2, Correct1, Correct2, Epsilon, Rate, Decay float32
+}
+
+// Solver is the operands of a step.
+type Solver struct {
+	Weights []SolverWeight
+	Table   gpu.Memory // the bytes of [Solver.Bytes]
+	Sums    gpu.Memory // a float64 for each of [Solver.Pieces]; not for an update
+	Rule    SolverRule // of an update
+}
+
+// solverParams is struct SolverParams.
+type solverParams struct {
+	weights, sums              uint64
+	count, moments             int32
+	scale                      float32
+	beta1, rest1, beta2, rest2 float32
+	correct1, correct2         float32
+	epsilon, rate, decay       float32
+}
+
+// Pieces returns the number of pieces of all weights.
+func (o *Solver) Pieces() (n int) {
+	for i := range o.Weights {
+		n += attn.Ceil(o.Weights[i].N, SolverPiece)
+	}
+	return n
+}
+
+// Bytes returns the table of the weights, which tells each thread block its part.
+func (o *Solver) Bytes() []byte {
+	rows, first := make([]solverWeight, len(o.Weights)), int64(0)
+	for i := range rows {
+		x := &o.Weights[i]
+		rows[i] = solverWeight{w: x.W.Address(), g: x.G.Address(), m: x.M.AddressOr0(), v: x.V.AddressOr0(), n: int64(x.N), first: first}
+		first += int64(attn.Ceil(x.N, SolverPiece))
+	}
+	b, _ := binary.Append(nil, binary.LittleEndian, rows) // the types have a size
+	return b
+}
+
+// SolverRow is the number of bytes of a weight in the table.
+const SolverRow = 48
+
+func (o *Solver) check(op string) error {
+	if len(o.Weights) == 0 || len(o.Weights) > math.MaxInt32 || o.Pieces() > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrShape, "%d weights of %d pieces", len(o.Weights), o.Pieces())
+	}
+	for i := range o.Weights {
+		x := &o.Weights[i]
+		if x.N < 1 {
+			return gpu.Errorf(op, attn.ErrShape, "weight %d has %d elements", i, x.N)
+		}
+		all := []*gpu.Memory{&x.W, &x.G, &x.M, &x.V}
+		if !o.Rule.Moments {
+			all = all[:2]
+		}
+		for j, m := range all {
+			if err := checkLooseFloats(op, []string{"a weight", "its gradient", "its mean", "its variance"}[j], m, x.N); err != nil {
+				return err
+			}
+		}
+	}
+	table := o.Table
+	table.DType = attn.Float32
+	return checkLooseFloats(op, "the table", &table, len(o.Weights)*SolverRow/4)
+}
+
+// SolverSquares queues the sums of the squares of the gradients' pieces.
+func (d *Engine) SolverSquares(s *cuda.Stream, o *Solver) error {
+	const op = "squares"
+	sums := o.Sums
+	sums.DType = attn.Float32
+	if err := checkLooseFloats(op, "the sums", &sums, 2*o.Pieces()); err != nil {
+		return err
+	}
+	return d.solve(s, o, op, func(k *solverKernels) *cuda.Function { return k.squares })
+}
+
+// SolverUpdate queues an update of all weights and moments, in one launch.
+func (d *Engine) SolverUpdate(s *cuda.Stream, o *Solver) error {
+	return d.solve(s, o, "update", func(k *solverKernels) *cuda.Function { return k.update })
+}
+
+func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, kernel func(*solverKernels) *cuda.Function) error {
+	if err := o.check(op); err != nil {
+		return err
+	}
+	r := &o.Rule
+	p := solverParams{
+		weights: o.Table.Address(), sums: o.Sums.AddressOr0(), count: int32(len(o.Weights)), scale: r.Scale, beta1: r.Beta1, rest1: r.Rest1, beta2: r.Beta2, rest2: r.Rest2,
+		correct1: r.Correct1, correct2: r.Correct2, epsilon: r.Epsilon, rate: r.Rate, decay: r.Decay,
+	}
+	memory := []gpu.Memory{o.Table, o.Sums}
+	for i := range o.Weights {
+		x := &o.Weights[i]
+		memory = append(memory, x.W, x.G, x.M, x.V)
+	}
+	if r.Moments {
+		p.moments = 1
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.solverKernels == nil {
+		k := new(solverKernels)
+		if err := d.functions(solverUnit, map[string]**cuda.Function{"solver_squares": &k.squares, "solver_update": &k.update}); err != nil {
+			return err
+		}
+		d.solverKernels = k
+	}
+	return queueNode(d, s, kernel(d.solverKernels), o.Pieces(), &p, memory...)
+}
