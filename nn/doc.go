@@ -8,7 +8,7 @@
 //   - [Rotary]: rotary embedding
 //   - [Activate], [GLU]: activations and gated linear units without their layers
 //   - [Embedding]: rows of a table or of another matrix
-//   - [CrossEntropy]: the loss of a language model, without all logits in memory; [AdamW], [SGD]: solvers
+//   - [CrossEntropy]: the loss of a language model, without all logits in memory; [Backpropagate]: gradients; [AdamW], [SGD]: solvers
 //   - [ArgMax], [Sample]: choice of tokens
 //   - [Add], [Mul], [Scale], [Convert], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
 //   - [MergeStates]: merging of attention over disjoint keys
@@ -22,6 +22,5 @@
 //   - Nodes of equal parameters and inputs are one node in Gorgonia: hashes have each parameter.
 //   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [HeadLinear] and [MergeStates] are
 //     ErrUnsupported. ArgMax, Sample and collectives have no gradients.
-//   - On a GPU, Gorgonia can't add the gradients of a value with several readers: let them read a [Reshape] of the value, call
-//     G.Backpropagate for each reader with respect to the Reshape, and add the results by [Add].
+//   - On a GPU, Gorgonia can't add the gradients of a value with several readers, as of residual connections: [Backpropagate] can.
 package nn

@@ -6,13 +6,17 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
 
 	"go.uber.org/goleak"
+	G "gorgonia.org/gorgonia"
 )
 
 // asCommand is set for a process that is the command itself.
@@ -30,9 +34,9 @@ func TestMain(m *testing.M) {
 // short makes the command quick.
 func short(t *testing.T) {
 	t.Helper()
-	wasTrained, wasContexts := trained, contexts
-	t.Cleanup(func() { trained, contexts = wasTrained, wasContexts })
-	trained, contexts = size{batch: 2, context: 16, heads: 2, dim: 16, hidden: 16}, []int{32, 128}
+	wasTrained, wasOnGPU, wasContexts := trained, onGPU, contexts
+	t.Cleanup(func() { trained, onGPU, contexts = wasTrained, wasOnGPU, wasContexts })
+	trained, onGPU, contexts = size{batch: 2, context: 16, heads: 2, dim: 16, hidden: 16}, size{batch: 2, context: 9, heads: 1, dim: 64, hidden: 16}, []int{32, 128}
 }
 
 // TestGradTrain: both attentions learn, and learn the same; leanattention needs less memory, and not four times as much for four
@@ -43,11 +47,11 @@ func TestGradTrain(t *testing.T) {
 	var allocated [2][2]float64
 	for i, a := range []attention{la.Default, la.Attention} {
 		var err error
-		if courses[i], err = train(a, 40, 7); err != nil {
+		if courses[i], err = train(kind{attend: a}, trained, 40, 7); err != nil {
 			t.Fatal(err)
 		}
 		for j, n := range contexts {
-			if allocated[i][j], err = memory(a, n); err != nil {
+			if allocated[i][j], err = memory(kind{attend: a}, n); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -71,7 +75,7 @@ func TestSeed(t *testing.T) {
 	short(t)
 	var losses [3][]float64
 	for i, seed := range []uint64{1, 1, 2} {
-		c, err := train(la.Attention, 3, seed)
+		c, err := train(kind{attend: la.Attention}, trained, 3, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,6 +85,59 @@ func TestSeed(t *testing.T) {
 		if losses[0][i] != losses[1][i] || losses[0][i] == losses[2][i] {
 			t.Errorf("step %d: losses %v", i, losses)
 		}
+	}
+}
+
+// TestGPUTrain: on a GPU, the model has the losses of host memory but for the 16 bits of attention, and the same bits in a second course.
+// With a sum of products for attention, all is float32.
+func TestGPUTrain(t *testing.T) {
+	short(t)
+	gpu := devicetest.Open(t)
+	products := func(q, k, v *G.Node, _ ...la.Option) (*G.Node, error) {
+		y, err := nn.Mul(q, k)
+		if err != nil {
+			return nil, err
+		}
+		return nn.Add(y, v)
+	}
+	steps := 2
+	if reftest.Every(t) {
+		steps = 20
+	}
+	for _, c := range []struct {
+		name        string
+		here, there attention
+		steps       int
+		off         float64
+	}{{"attention", la.Attention, half, steps, 2e-3}, {"products", products, products, min(5*steps, 20), 1e-5}} {
+		want, err := train(kind{attend: c.here}, onGPU, c.steps, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var courses [2]course
+		for i := range courses {
+			if courses[i], err = train(kind{attend: c.there, gpu: gpu}, onGPU, c.steps, 7); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.Equal(courses[0].losses, courses[1].losses) {
+			t.Errorf("%s: losses %v and then %v", c.name, courses[0].losses, courses[1].losses)
+		}
+		most := 0.0
+		for i, want := range want.losses {
+			most = max(most, math.Abs(courses[0].losses[i]-want))
+		}
+		t.Logf("%s: losses from %v to %v, off by %.2g", c.name, want.losses[0], want.losses[c.steps-1], most)
+		if !(most < c.off) {
+			t.Errorf("%s: losses %v, in host memory %v", c.name, courses[0].losses, want.losses)
+		}
+	}
+	var out bytes.Buffer
+	if err := runOnGPU(2, 1, &out); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); !strings.Contains(got, "cpu       gpu\n     1 ") || !strings.Contains(got, "the losses differ by ") || strings.Contains(got, "NaN") {
+		t.Errorf("%s", got)
 	}
 }
 
@@ -119,7 +176,7 @@ func TestWrongFlags(t *testing.T) {
 		}
 		return c.ProcessState.ExitCode(), stdout.String(), stderr.String()
 	}
-	for _, args := range [][]string{{"-steps", "0"}, {"-steps", "x"}, {"-seed", "-1"}, {"text"}, {"-size", "1"}} {
+	for _, args := range [][]string{{"-steps", "0"}, {"-steps", "x"}, {"-seed", "-1"}, {"text"}, {"-size", "1"}, {"-device", "tpu"}} {
 		if status, out, errs := command(args...); status != 2 || errs == "" || out != "" {
 			t.Errorf("%q: exit %d, output %q, error %q", args, status, out, errs)
 		}

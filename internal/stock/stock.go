@@ -6,6 +6,7 @@ package stock
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -173,6 +174,17 @@ func ChildrenOf(n *G.Node) []*G.Node {
 		nodes[i] = (*G.Node)(f.Index(i).UnsafePointer())
 	}
 	return nodes
+}
+
+// SetDeriv makes grad the gradient of n, as Gorgonia's Backpropagate does: Deriv of n and DerivOf of grad are known then. Backpropagate
+// itself can't be asked to, since it panics at a graph that has a gradient of SoftMax.
+func SetDeriv(n, grad *G.Node) {
+	set := func(of *G.Node, field string, to any) {
+		f := reflect.ValueOf(of).Elem().FieldByName(field)
+		reflect.NewAt(f.Type(), f.Addr().UnsafePointer()).Elem().Set(reflect.ValueOf(to))
+	}
+	set(n, "deriv", grad)
+	set(grad, "derivOf", append(slices.Clone(grad.DerivOf()), n))
 }
 
 // NameOf is the name that n was given, or nothing. Name makes one up.
