@@ -33,6 +33,7 @@ type scheduler struct {
 	now      func() time.Time
 	taken    time.Time // when the host had the tokens of the last queued steps
 	stats    *Stats
+	choices  []choice // of a step
 }
 
 // queued is steps of one token of each live text. The sequences of the texts have the tokens of these steps already.
@@ -428,11 +429,7 @@ func (s *scheduler) compute(todo []work) error {
 	}
 	s.pace.took(singles, len(tokens)-singles, s.now().Sub(began))
 	s.count(1, len(tokens), todo)
-	for i, w := range todo {
-		if t := w.text; t.seq.Len() == len(t.tokens) {
-			s.extend(t, &r, i)
-		}
-	}
+	s.extendAll(todo, &r)
 	return nil
 }
 
@@ -461,15 +458,6 @@ func (s *scheduler) draws(todo []work) (all []draw) {
 		all[i] = x.draw()
 	}
 	return all
-}
-
-// extend continues a text by a row of the results.
-func (s *scheduler) extend(t *Text, r *results, row int) {
-	if r.chosen != nil && (t.sampler.plain() || r.drawn && t.sampler.choice != nil) {
-		t.take(r.chosen[row])
-		return
-	}
-	t.extend(r.logits[row*s.vocab : (row+1)*s.vocab])
 }
 
 // stepsAhead returns the number of steps that can be queued before the host has the tokens of earlier ones. It is 0 unless all

@@ -56,7 +56,10 @@ func (w weights) of(x float32) float64 {
 }
 
 // sum returns the sum of the weights of at least leastWeight, added in the order of ids.
-func (w weights) sum(logits []float32) (total float64) {
+func (w weights) sum(logits []float32) float64 { return w.add(0, logits) }
+
+// add adds to total what sum adds.
+func (w weights) add(total float64, logits []float32) float64 {
 	for _, x := range logits {
 		if y := w.of(x); y >= leastWeight {
 			total += y
@@ -65,18 +68,41 @@ func (w weights) sum(logits []float32) (total float64) {
 	return total
 }
 
-// pick returns the first token, in the order of ids, at which the sum of weights exceeds x.
-func (w weights) pick(logits []float32, x float64) (id int) {
-	sum := 0.0
+// pick returns the first token, in the order of ids, at which sum and the weights exceed x. ok is false if no token is: then id is the last
+// token with a weight.
+func (w weights) pick(sum float64, logits []float32, x float64) (id int, ok bool) {
 	for i, logit := range logits {
 		if y := w.of(logit); y >= leastWeight {
-			id = i // the last token is the result if rounding leaves sum <= x
+			id = i
 			if sum += y; sum > x {
-				break
+				return id, true
 			}
 		}
 	}
-	return id
+	return id, false
+}
+
+// drawPart is the number of logits between two sums that draw remembers.
+const drawPart = 512
+
+// draw returns the first token, in the order of ids, at which the sum of weights exceeds u times the sum of all, 0 <= u < 1.
+func (m *memory) draw(w weights, logits []float32, u float64) int {
+	m.sums = m.sums[:0]
+	total := 0.0
+	for at := 0; at < len(logits); at += drawPart {
+		m.sums = append(m.sums, total)
+		total = w.add(total, logits[at:min(at+drawPart, len(logits))])
+	}
+	x, i := total*u, 0
+	for i+1 < len(m.sums) && m.sums[i+1] <= x {
+		i++
+	}
+	id, ok := w.pick(m.sums[i], logits[i*drawPart:min((i+1)*drawPart, len(logits))], x)
+	if !ok { // rounding leaves the sum of all <= x
+		id, _ = w.pick(0, logits, x)
+		return id
+	}
+	return i*drawPart + id
 }
 
 // floor returns a logit that is lower than every logit with at least the given weight.

@@ -195,6 +195,7 @@ type memory struct {
 	logits     []float32
 	candidates candidates
 	ranks      candidates
+	sums       []float64 // see draw
 }
 
 var pool = sync.Pool{New: func() any { return new(memory) }}
@@ -228,7 +229,7 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 	}
 	w := newWeights(logits[best], s.config.Temperature)
 	if !s.config.restricted(len(logits)) {
-		return w.pick(logits, w.sum(logits)*s.random.Float64()), nil
+		return m.draw(w, logits, s.random.Float64()), nil
 	}
 	total := m.restrict(&s.config, logits, w)
 	return m.pick(total * s.random.Float64()), nil
