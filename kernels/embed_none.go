@@ -5,6 +5,6 @@ package kernels
 import "embed"
 
 // modules is empty: no GPU can be used by such a binary.
-var modules embed.FS
+var modules, headers embed.FS
 
 const whyEmpty = ": this binary was built without any"

@@ -22,6 +22,23 @@ var ErrNoImage = errors.New("no GPU module")
 // PTX, which the driver compiles. An image is unpacked once, and callers must not change it. Errors: [ErrNoImage].
 func Image(unit string, capability int) ([]byte, error) { return built.image(unit, capability) }
 
+// Headers returns the headers of units that are compiled at run time (attn_written.cuh), by their names. Callers must not change them.
+func Headers() (map[string][]byte, error) { return readHeaders() }
+
+var readHeaders = sync.OnceValues(func() (map[string][]byte, error) {
+	entries, err := headers.ReadDir(".")
+	if err != nil || len(entries) == 0 {
+		return nil, fmt.Errorf("kernels: headers: %w%s", ErrNoImage, whyEmpty)
+	}
+	files := map[string][]byte{}
+	for _, e := range entries {
+		if files[e.Name()], err = headers.ReadFile(e.Name()); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
+})
+
 // built is what the build wrote.
 var built = store{files: modules}
 

@@ -193,6 +193,9 @@ func (v *Device) wait() error {
 // Info returns the result of Driver.Info at the time of opening.
 func (v *Device) Info() Info { return v.info }
 
+// Driver returns the driver of the device.
+func (v *Device) Driver() *Driver { return v.drv }
+
 // Memory is the state of a GPU's memory, in bytes.
 type Memory struct {
 	Free   int64 // for all processes of the machine

@@ -186,6 +186,11 @@ func (d *Driver) Version() string {
 	return fmt.Sprintf("%d.%d", d.version/1000, d.version%1000/10)
 }
 
+// Takes reports whether the driver supports a CUDA version, and cubins of any version with the same number before the dot.
+func (d *Driver) Takes(major, minor int) (ptx, cubin bool) {
+	return 1000*major+10*minor <= d.version, 1000*major <= d.version
+}
+
 // Count returns the number of GPUs, unsupported ones included.
 func (d *Driver) Count() (int, error) {
 	var n int32

@@ -36,15 +36,24 @@ func Images(t testing.TB) (capability int, image func(unit string, capability in
 	if dir == "" {
 		return 120, kernels.Image
 	}
+	arch := Arch(t)
+	if _, err := fmt.Sscanf(arch, "compute_%d", &capability); err != nil {
+		t.Fatal(err)
+	}
+	return capability, func(unit string, _ int) ([]byte, error) { return os.ReadFile(filepath.Join(dir, unit+"."+arch+".ptx")) }
+}
+
+// Arch is the architecture of the PTX that can be executed, as compute_90a.
+func Arch(t testing.TB) string {
+	dir := os.Getenv("LEANATTENTION_PTX")
+	if dir == "" {
+		return "compute_90"
+	}
 	files, err := filepath.Glob(filepath.Join(dir, "lean.compute_*.ptx"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%s: %q: %v", dir, files, err)
 	}
-	arch := strings.TrimPrefix(filepath.Base(files[0]), "lean")
-	if _, err := fmt.Sscanf(arch, ".compute_%d", &capability); err != nil {
-		t.Fatal(err)
-	}
-	return capability, func(unit string, _ int) ([]byte, error) { return os.ReadFile(filepath.Join(dir, unit+arch)) }
+	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(files[0]), "lean."), ".ptx")
 }
 
 // Execute turns a fake driver's GPU into one of so many multiprocessors and a compute

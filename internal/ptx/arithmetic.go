@@ -33,6 +33,7 @@ var binary32 = map[string]func(a, b uint32) uint32{
 	"min.f32":     floats(func(a, b float32) float32 { return smaller(a, b) }),
 	"max.f32":     floats(func(a, b float32) float32 { return -smaller(-a, -b) }),
 	"min.NaN.f32": floats(func(a, b float32) float32 { return min(a, b) }),
+	"max.NaN.f32": floats(func(a, b float32) float32 { return max(a, b) }),
 	"div.f32":     floats(func(a, b float32) float32 { return a / b }),
 	"sub.f16x2":   func(a, b uint32) uint32 { return less16(a>>16, b>>16)<<16 | less16(a, b) },
 }
@@ -69,6 +70,7 @@ var unary32 = map[string]func(a uint32) uint32{
 	"not.b16":          func(a uint32) uint32 { return uint32(^uint16(a)) },
 	"neg.s32":          func(a uint32) uint32 { return -a },
 	"neg.f32":          func(a uint32) uint32 { return a ^ 1<<31 },
+	"abs.s32":          func(a uint32) uint32 { return uint32(max(int32(a), -int32(a))) },
 	"abs.f32":          func(a uint32) uint32 { return a &^ (1 << 31) },
 	"ex2.approx.f32":   float1(math.Exp2),
 	"lg2.approx.f32":   float1(math.Log2),

@@ -224,7 +224,12 @@ func TestIntegers(t *testing.T) {
 		}
 	}
 	all = append(all,
-		operation{"neg.s32 %d32, %a32", neg}, operation{"neg.s64 %d64, %a64", neg},
+		operation{"abs.s32 %d32, %a32", func(a, _, _, _ uint64) uint64 {
+			if int32(a) < 0 {
+				return -a
+			}
+			return a
+		}}, operation{"neg.s32 %d32, %a32", neg}, operation{"neg.s64 %d64, %a64", neg},
 		operation{"mul.hi.s32 %d32, %a32, %b32", two(func(a, b uint64) uint64 { return wide128(signed(a, 32), signed(b, 32), 32) })},
 		operation{"mul.hi.u32 %d32, %a32, %b32", two(func(a, b uint64) uint64 { return wide128(unsigned(a, 32), unsigned(b, 32), 32) })},
 		operation{"mul.hi.u64 %d64, %a64, %b64", two(func(a, b uint64) uint64 { return wide128(unsigned(a, 64), unsigned(b, 64), 64) })},
@@ -415,6 +420,12 @@ func TestFloats(t *testing.T) {
 				return float32(math.NaN())
 			}
 			return narrow(math.Min)(x, y)
+		})},
+		{"max.NaN.f32 %d32, %a32, %b32", two(func(x, y float32) float32 {
+			if x != x || y != y {
+				return float32(math.NaN())
+			}
+			return narrow(math.Max)(x, y)
 		})},
 		{"min.f32 %d32, %a32, %b32", two(narrow(math.Min))}, {"max.f32 %d32, %a32, %b32", two(narrow(math.Max))},
 		{"max.ftz.f32 %d32, %a32, %b32", two(func(x, y float32) float32 { return flush(narrow(math.Max)(flush(x), flush(y))) })},

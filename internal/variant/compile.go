@@ -187,12 +187,13 @@ func (b *builder) constant(x float64, kind Kind, text string) int {
 	return b.node(Node{Op: Constant, Kind: kind, Value: x, text: text})
 }
 
-// number returns a constant: an int if it is one of 32 bits.
-func (b *builder) number(x float64, text string) int {
+// number returns a constant: an int if it is one of 32 bits. param is the name of a parameter, or empty.
+func (b *builder) number(x float64, text, param string) int {
+	n := Node{Op: Constant, Kind: Float, Value: x, Param: param, text: text}
 	if x == math.Trunc(x) && math.Abs(x) <= math.MaxInt32 {
-		return b.constant(x+0, Int, text) // +0: no -0
+		n.Kind, n.Value = Int, x+0 // no -0
 	}
-	return b.constant(x, Float, text)
+	return b.node(n)
 }
 
 func (b *builder) toFloat(i int) int {
@@ -200,7 +201,7 @@ func (b *builder) toFloat(i int) int {
 	case n.Kind == Float:
 		return i
 	case n.Op == Constant:
-		return b.constant(n.Value, Float, n.text)
+		return b.node(Node{Op: Constant, Kind: Float, Value: n.Value, Param: n.Param, text: n.text})
 	default:
 		return b.node(Node{Op: ToFloat, Kind: Float, Args: [4]int{i}, text: n.text})
 	}
@@ -230,7 +231,7 @@ func (b *builder) expression(e ast.Expr) int {
 			if e.Kind == token.FLOAT {
 				return b.constant(x, Float, e.Value)
 			}
-			return b.number(x, e.Value)
+			return b.number(x, e.Value, "")
 		}
 		return b.fail(e, "no number")
 	case *ast.Ident:
@@ -260,7 +261,7 @@ func (b *builder) identifier(e *ast.Ident) int {
 		return b.constant(0, Bool, e.Name)
 	}
 	if x, ok := b.params[e.Name]; ok {
-		return b.number(x, e.Name)
+		return b.number(x, e.Name, e.Name)
 	}
 	if _, ok := b.names[e.Name]; ok {
 		return b.fail(e, "a tensor without indices")
@@ -349,18 +350,21 @@ func (b *builder) operation(e ast.Expr, op Op, x, y int) int {
 // fold returns the node, or a constant if all its arguments are constants.
 func (b *builder) fold(n Node) int {
 	var x [4]float64
+	param := ""
 	for k, arg := range n.Arguments(b.p) {
 		a := &b.p.Nodes[arg]
 		if a.Op != Constant {
 			return b.node(n)
 		}
-		x[k] = a.Value
+		if x[k] = a.Value; a.Param != "" {
+			param = "(" + n.text + ")"
+		}
 	}
 	y := n.Of(x[0], x[1], x[2])
 	if y != y || n.Kind != Float && n.Op != Not && math.Abs(y) > math.MaxInt32 {
 		return b.node(n)
 	}
-	return b.constant(y, n.Kind, n.text)
+	return b.node(Node{Op: Constant, Kind: n.Kind, Value: y, Param: param, text: n.text})
 }
 
 func (b *builder) call(e *ast.CallExpr) int {

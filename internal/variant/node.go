@@ -58,6 +58,9 @@ type Node struct {
 	Value  float64
 	Tensor int // of an Element
 
+	// Param is not empty for a Constant that follows from parameters.
+	Param string
+
 	// Needs says what the value depends on.
 	Needs Needs
 

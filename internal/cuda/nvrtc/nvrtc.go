@@ -174,8 +174,10 @@ func (c *Compiler) init(lib uintptr) error {
 // Version returns the library's version, as "12.4".
 func (c *Compiler) Version() string { return fmt.Sprintf("%d.%d", c.version/1000, c.version%1000/10) }
 
-// Major returns the number before the dot of the version.
-func (c *Compiler) Major() int { return int(c.version / 1000) }
+// Numbers returns the numbers before and behind the dot of the version.
+func (c *Compiler) Numbers() (major, minor int) {
+	return int(c.version / 1000), int(c.version % 1000 / 10)
+}
 
 // Path returns the name or path that the library was opened by.
 func (c *Compiler) Path() string { return c.path }

@@ -25,7 +25,8 @@ func Emulate(t testing.TB) *fakedriver.Library {
 	real := gpu.Image
 	var capability int
 	capability, gpu.Image = emulated.Images(t)
-	t.Cleanup(func() { gpu.Image = real })
+	gpu.Virtual = emulated.Arch(t)
+	t.Cleanup(func() { gpu.Image, gpu.Virtual = real, "" })
 	lib := fakedriver.System(t)
 	lib.State().Devices = 4
 	lib.State().Late = reftest.Rand(t).Uint64() | 1

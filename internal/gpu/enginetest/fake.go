@@ -32,7 +32,8 @@ func EmulatedGroup(t testing.TB, n, sms, free int) ([]*Device, *fakedriver.Libra
 	real := gpu.Image
 	var capability int
 	capability, gpu.Image = emulated.Images(t)
-	t.Cleanup(func() { gpu.Image = real })
+	gpu.Virtual = emulated.Arch(t)
+	t.Cleanup(func() { gpu.Image, gpu.Virtual = real, "" })
 	emulated.Crowd(t, lib, capability, sms, free)
 	drv, err := cuda.LoadFrom(lib.Path)
 	NoError(t, err)
