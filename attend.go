@@ -120,9 +120,6 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	values = values[:len(values)-2*len(a.Segments)]
-	if gpu != nil && (c.variantOf != nil || len(a.Tensors) > 0) {
-		return errs.Errorf(op, ErrUnsupported, "WithVariant on %v: it is for operands in host memory", gpu)
-	}
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}

@@ -43,7 +43,15 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	if err != nil {
 		return err
 	}
+	if further.tensors, err = c.tensorsThere(op, gpu, a.Tensors, p.query); err != nil {
+		return err
+	}
 	for i := 3; i < len(v); i++ {
+		for _, x := range further.tensors {
+			if x.Memory == t[i].Memory {
+				return errs.Errorf(op, ErrUnsupported, "a tensor of the variant and %s are one tensor", names[i])
+			}
+		}
 		if further.bias != nil && further.bias.Memory == t[i].Memory {
 			return errs.Errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
 		}
@@ -74,7 +82,7 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 		return err
 	}
 	defer r.forgetTrees()
-	values := append(v, a.Bias, a.Sinks)
+	values := append(v, further.values()...)
 	for _, s := range a.Segments {
 		values = append(values, s.K, s.V)
 	}
@@ -186,7 +194,10 @@ func attendSegments(g *ongpu.GPU, op string, p *problem, segments []segmentThere
 }
 
 // furtherThere is the optional operands of attention on a GPU; nil: none.
-type furtherThere struct{ bias, sinks *ongpu.Tensor }
+type furtherThere struct {
+	bias, sinks *ongpu.Tensor
+	tensors     []*ongpu.Tensor // of a variant
+}
 
 // furtherThere checks the bias and the sinks, each of which may be nil, and notes them in c.
 func (p *problem) furtherThere(op string, gpu *ongpu.GPU, bias, sinks G.Value, c *config) (f furtherThere, err error) {
@@ -224,9 +235,20 @@ func (f *furtherThere) use(sub *queue.Submission, o *ongpu.AttentionOperands) (e
 		}
 	}
 	if f.sinks != nil {
-		o.Sinks, err = f.sinks.UseAs(sub, "sinks")
+		if o.Sinks, err = f.sinks.UseAs(sub, "sinks"); err != nil {
+			return err
+		}
 	}
-	return err
+	return ongpu.UseTensors(sub, f.tensors, o)
+}
+
+// values are all of f.
+func (f *furtherThere) values() []G.Value {
+	all := []G.Value{f.bias.Value(), f.sinks.Value()}
+	for _, t := range f.tensors {
+		all = append(all, t.Value())
+	}
+	return all
 }
 
 // checkDeviceResult is checkResult for a tensor on a GPU.
@@ -256,6 +278,9 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 	}
 	if b := &whole.Bias; len(heads) > 1 && b.Heads > 1 {
 		return errs.Errorf(op, ErrUnsupported, "a bias of %d heads, and keys and values sharded by heads over %d GPUs", b.Heads, len(heads))
+	}
+	if len(heads) > 1 && whole.Variant != nil {
+		return errs.Errorf(op, ErrUnsupported, "WithVariant, and keys and values sharded by heads over %d GPUs: one GPU takes it", len(heads))
 	}
 	parts := make([]attn.Problem, len(heads))
 	for i := range parts {
@@ -359,7 +384,7 @@ func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G
 		}
 		lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape())
 		return o, err
-	}, slices.Concat(in, []G.Value{further.bias.Value(), further.sinks.Value()})...)
+	}, slices.Concat(in, further.values())...)
 	return out, lse, err
 }
 

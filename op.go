@@ -190,11 +190,15 @@ func (c *config) inputs() []role {
 			i |= 1 << bit
 		}
 	}
-	n := 0
-	if c.score.Variant != nil {
-		n = len(c.score.Variant.Tensors)
+	return inputRoles[c.tensors()][i]
+}
+
+// tensors returns the number of the variant's tensors, which are the last inputs.
+func (c *config) tensors() int {
+	if c.score.Variant == nil {
+		return 0
 	}
-	return inputRoles[n][i]
+	return len(c.score.Variant.Tensors)
 }
 
 // OperandName makes it a [graph.Named].
@@ -400,6 +404,11 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 	further, err := op.furtherThere(name, gpu, op.input(roleBias, in), op.input(roleSinks, in), &c)
 	if err != nil {
 		return nil, err
+	}
+	if n := c.tensors(); n > 0 {
+		if further.tensors, err = c.readThere(name, gpu, in[len(in)-n:], op.query); err != nil {
+			return nil, err
+		}
 	}
 	if c.score.Bias.Scale = op.score.Bias.Scale; c.score != op.score {
 		return nil, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape)

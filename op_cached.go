@@ -224,10 +224,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	n := len(in)
-	if v := op.score.Variant; v != nil {
-		n -= len(v.Tensors)
-	}
+	n := len(in) - op.tensors()
 	o, err := op.step.cache.store.Operands(name, in[:n])
 	if err != nil {
 		return nil, err
@@ -250,7 +247,16 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		}
 	}
 	call := op.layerCall(r, in, nil)
+	call.Values = in[n:]
+	if gpu := ongpu.PlaceOf(in[0]); gpu != nil && len(call.Values) > 0 {
+		if call.There, err = op.readThere(name, gpu, call.Values, r.Query); err != nil {
+			return nil, err
+		}
+	}
 	for i, v := range in[n:] {
+		if call.There != nil {
+			break
+		}
 		t, err := op.readTensor(name, i, v, r.Query)
 		if err != nil {
 			return nil, err

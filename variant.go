@@ -65,7 +65,8 @@ type Variant struct {
 //   - Trees ([Append.Parents]), [WithSinkTokens], and a cache with a [CacheConfig].Window: [ErrUnsupported].
 //   - Unnormalised with [WithSinks] or [LogSumExp]: ErrUnsupported.
 //   - Prefixes that sequences share are read for each sequence.
-//   - GPUs: ErrUnsupported.
+//   - On one GPU the variant is compiled by NVRTC 12.4 to 13, which is looked for where the environment variable LEANATTENTION_NVRTC
+//     says, on the loader's path and in Python environments; without it ErrUnsupported. Several GPUs, and Unnormalised: ErrUnsupported.
 //   - Errors: [ErrOption] for an expression, with the part of the expression that is wrong; in a run [ErrShape] for tensors that are
 //     too small.
 func WithVariant(v Variant) Option { return Option{kind: optVariant, variant: &v} }
@@ -185,6 +186,51 @@ func (c *config) readTensors(op string, t *tensors, values map[string]G.Value, l
 		return errs.Errorf(op, ErrUnsupported, "Args.LSE and a Variant that is Unnormalised: its weights have no sum")
 	}
 	return nil
+}
+
+// tensorsThere compiles the variant of a call of Attend on a GPU, and returns its tensors in the order of the program.
+func (c *config) tensorsThere(op string, gpu *ongpu.GPU, values map[string]G.Value, query tensor.Dtype) (there []*ongpu.Tensor, err error) {
+	if len(values) > variant.MaxTensors {
+		return nil, errs.Errorf(op, ErrOption, "%d tensors; %d are the most", len(values), variant.MaxTensors)
+	}
+	var all []variant.Declared
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		t, d, err := tensorThere(op, name, gpu, values[name], query)
+		if err != nil {
+			return nil, err
+		}
+		there, all = append(there, t), append(all, d)
+	}
+	return there, c.setVariant(op, all)
+}
+
+// tensorThere checks a tensor of a variant that must be on a GPU.
+func tensorThere(op, name string, gpu *ongpu.GPU, v G.Value, query tensor.Dtype) (t *ongpu.Tensor, d variant.Declared, err error) {
+	t, ok := ongpu.Of(v)
+	if !ok || t == nil || t.GPU != gpu {
+		return nil, d, errs.Errorf(op, ErrUnsupported, "q is on %v and %s %s: they must be in one place", gpu, name, ongpu.InPlace(ongpu.PlaceOf(v), gpu))
+	}
+	if err := t.NotWhole(); err != nil {
+		return nil, d, ongpu.TensorError(op, name, err)
+	}
+	d, err = declared(op, t.Operand(name), query)
+	return t, d, err
+}
+
+// readThere checks the values of a variant's tensors in a run on a GPU.
+func (c *config) readThere(op string, gpu *ongpu.GPU, in []G.Value, query tensor.Dtype) (there []*ongpu.Tensor, err error) {
+	for i, v := range in {
+		want := c.score.Variant.Tensors[i]
+		t, got, err := tensorThere(op, want.Name, gpu, v, query)
+		if err != nil {
+			return nil, err
+		}
+		if got != want {
+			return nil, errs.Errorf(op, ErrShape, "%s is %v %v, not what the graph was built for", want.Name, t.DType, t.Shape)
+		}
+		there = append(there, t)
+	}
+	return there, nil
 }
 
 // tensorTypes are the types of a variant's tensors in the graph.

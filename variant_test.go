@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/variant"
 
@@ -29,8 +31,13 @@ type variantCase struct {
 
 // newVariantCase makes a case with sequences of one length.
 func newVariantCase(rng *rand.Rand, i int) *variantCase {
+	return newVariantCaseOf(rng, i, 1+rng.IntN(20), 1+rng.IntN(20))
+}
+
+// newVariantCaseOf is newVariantCase with keys and values of these widths.
+func newVariantCaseOf(rng *rand.Rand, i, dim, valueDim int) *variantCase {
 	c := &variantCase{batch: 1 + rng.IntN(3), queries: 1 + rng.IntN(40), keys: 1 + rng.IntN(90), source: reftest.Gallery[i].Source}
-	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: 1 + rng.IntN(20), ValueDim: 1 + rng.IntN(20)}
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: dim, ValueDim: valueDim}
 	s.Heads = s.KVHeads * (1 + rng.IntN(3))
 	for range c.batch {
 		s.Queries, s.Keys = append(s.Queries, c.queries), append(s.Keys, c.keys)
@@ -174,78 +181,100 @@ func TestVariantGallery(t *testing.T) {
 // TestVariantCached: the sequences of a cache, in prompts of random chunks.
 func TestVariantCached(t *testing.T) {
 	rng := reftest.Rand(t)
-	for i, entry := range reftest.Gallery {
+	for i := range reftest.Gallery {
 		c := newVariantCase(rng, i)
 		for c.queries > c.keys {
 			c = newVariantCase(rng, i)
 		}
-		cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: c.KVHeads, HeadDim: c.Dim, ValueDim: c.ValueDim, PageSize: 1 + rng.IntN(20), Pages: 300, DType: tensor.Float32})
+		testVariantCached(t, rng, c, la.CacheConfig{DType: tensor.Float32}, nil)
+	}
+}
+
+// testVariantCached checks a case in a cache. Inputs are on a GPU, or in host memory if there is nil.
+func testVariantCached(t *testing.T, rng *rand.Rand, c *variantCase, config la.CacheConfig, there *device.GPU) {
+	t.Helper()
+	config.Layers, config.KVHeads, config.HeadDim, config.ValueDim, config.PageSize, config.Pages = 1, c.KVHeads, c.Dim, c.ValueDim, 1+rng.IntN(20), 300
+	cache, err := la.NewCache(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seqs := make([]*la.Sequence, c.batch)
+	for b := range seqs {
+		if seqs[b], err = cache.NewSequence(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(n *G.Node) *G.Node {
+		if there == nil {
+			return n
+		}
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, there) })
+	}
+	// First all keys before the queries, by steps without the variant, and then the queries in one step.
+	for _, phase := range []struct{ from, n int }{{0, c.keys - c.queries}, {c.keys - c.queries, c.queries}} {
+		if phase.n == 0 {
+			continue
+		}
+		rows := c.batch * phase.n
+		step, err := cache.NewStep(rows)
 		if err != nil {
 			t.Fatal(err)
 		}
-		seqs := make([]*la.Sequence, c.batch)
-		for b := range seqs {
-			if seqs[b], err = cache.NewSequence(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		// First all keys before the queries, by steps without the variant, and then the queries in one step.
-		for _, phase := range []struct{ from, n int }{{0, c.keys - c.queries}, {c.keys - c.queries, c.queries}} {
-			if phase.n == 0 {
-				continue
-			}
-			rows := c.batch * phase.n
-			step, err := cache.NewStep(rows)
-			if err != nil {
-				t.Fatal(err)
-			}
-			g := G.NewGraph()
-			queries, keys, values := make([]float32, rows*c.Heads*c.Dim), make([]float32, rows*c.KVHeads*c.Dim), make([]float32, rows*c.KVHeads*c.ValueDim)
-			for b := range c.batch {
-				for j := range phase.n {
-					for h := range c.KVHeads {
-						copy(keys[((b*phase.n+j)*c.KVHeads+h)*c.Dim:], reftest.Convert[float32](c.Key(b, phase.from+j, h)))
-						copy(values[((b*phase.n+j)*c.KVHeads+h)*c.ValueDim:], reftest.Convert[float32](c.Value(b, phase.from+j, h)))
-					}
-					for h := range c.Heads {
-						if phase.from > 0 || c.keys == c.queries {
-							copy(queries[((b*phase.n+j)*c.Heads+h)*c.Dim:], reftest.Convert[float32](c.Query(b, j, h)))
-						}
+		g := G.NewGraph()
+		queries, keys, values := make([]float32, rows*c.Heads*c.Dim), make([]float32, rows*c.KVHeads*c.Dim), make([]float32, rows*c.KVHeads*c.ValueDim)
+		for b := range c.batch {
+			for j := range phase.n {
+				for h := range c.KVHeads {
+					copy(keys[((b*phase.n+j)*c.KVHeads+h)*c.Dim:], reftest.Convert[float32](c.Key(b, phase.from+j, h)))
+					copy(values[((b*phase.n+j)*c.KVHeads+h)*c.ValueDim:], reftest.Convert[float32](c.Value(b, phase.from+j, h)))
+				}
+				for h := range c.Heads {
+					if phase.from > 0 || c.keys == c.queries {
+						copy(queries[((b*phase.n+j)*c.Heads+h)*c.Dim:], reftest.Convert[float32](c.Query(b, j, h)))
 					}
 				}
 			}
-			node := func(name string, x []float32, width int) *G.Node {
-				return G.NodeFromAny(g, tensor.New(tensor.WithShape(rows, width), tensor.WithBacking(x)), G.WithName(name))
-			}
-			q, k, v := node("q", queries, c.Heads*c.Dim), node("k", keys, c.KVHeads*c.Dim), node("v", values, c.KVHeads*c.ValueDim)
-			var opts []la.Option
-			last := phase.from+phase.n == c.keys
-			if last {
-				_, _, _, tensors := c.inputs(g)
-				opts = append(opts, c.option(tensors))
-			}
-			out, err := la.CachedAttention(q, k, v, step.Layer(0), opts...)
-			if err != nil {
-				t.Fatalf("%s: %v", entry.Name, err)
-			}
-			m := G.NewTapeMachine(g)
-			var appends []la.Append
-			for _, s := range seqs {
-				appends = append(appends, la.Append{Seq: s, Tokens: phase.n})
-			}
-			if err := step.Run(appends, m.RunAll); err != nil {
-				t.Fatalf("%s: %v", entry.Name, err)
-			}
-			if last {
-				if err := c.check(out.Value().(*tensor.Dense), true); err != nil {
-					t.Fatalf("%s: %v", entry.Name, err)
-				}
-			}
-			m.Close()
 		}
-		if err := cache.Close(); err != nil {
+		node := func(name string, x []float32, width int) *G.Node {
+			return move(G.NodeFromAny(g, tensor.New(tensor.WithShape(rows, width), tensor.WithBacking(x)), G.WithName(name)))
+		}
+		q, k, v := node("q", queries, c.Heads*c.Dim), node("k", keys, c.KVHeads*c.Dim), node("v", values, c.KVHeads*c.ValueDim)
+		var opts []la.Option
+		last := phase.from+phase.n == c.keys
+		if last {
+			tensors := map[string]*G.Node{}
+			for name, x := range c.tensors {
+				if there != nil {
+					x = forGPU(x)
+				}
+				tensors[name] = move(G.NodeFromAny(g, x, G.WithName(name)))
+			}
+			opts = append(opts, c.option(tensors))
+		}
+		out, err := la.CachedAttention(q, k, v, step.Layer(0), opts...)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if there != nil {
+			out = graphtest.Move(t, out, device.ToHost)
+		}
+		m := G.NewTapeMachine(g)
+		var appends []la.Append
+		for _, s := range seqs {
+			appends = append(appends, la.Append{Seq: s, Tokens: phase.n})
+		}
+		if err := step.Run(appends, func() error { return la.Cause(m.RunAll()) }); err != nil {
+			t.Fatal(err)
+		}
+		if last {
+			if err := c.check(out.Value().(*tensor.Dense), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.Close()
+	}
+	if err := cache.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

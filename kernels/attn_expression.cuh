@@ -2,15 +2,17 @@
 #pragma once
 #include "attn_variant.cuh"
 
-constexpr int WRITTEN_TENSORS = 4, WRITTEN_AXES = 4, WRITTEN_NUMBERS = 192;
+constexpr int WRITTEN_TENSORS = 4;
+constexpr int WRITTEN_SIZES = 16;
+constexpr int WRITTEN_NUMBERS = 192;
 
 // The parameters of the expressions, and the LeanTiles that are not left out. They lie behind ScoreParams.
 struct WrittenParams {
   const void* tensors[WRITTEN_TENSORS];
-  const int* lists; // of each sequence the number of its first block of rows in `starts`, or -1: all its LeanTiles are scheduled; null: those of all are
+  const int* lists;  // of each sequence the number of its first block of rows in `starts`, or -1: all its LeanTiles are scheduled; null: those of all are
   const int* starts; // of each block of rows where its list begins in `tiles`; behind the last one the end
   const int* tiles;  // LeanTiles of a sequence's keys, in ascending order
-  int sizes[WRITTEN_TENSORS][WRITTEN_AXES];
+  int sizes[WRITTEN_SIZES]; // of four axes of each of WRITTEN_TENSORS
   u32 numbers[WRITTEN_NUMBERS]; // floats and ints
 };
 __device__ __forceinline__ const WrittenParams& writtenOf(const Params& p) { return *(const WrittenParams*)(&scoreOf(p) + 1); }

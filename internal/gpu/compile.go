@@ -70,24 +70,32 @@ func archOf(dev *cuda.Device, c *nvrtc.Compiler) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	capability, best := dev.Info().Capability, 0
+	ptx, cubin := dev.Driver().Takes(c.Numbers())
+	if arch := targetOf(all, dev.Info().Capability, ptx, cubin); arch != "" {
+		return arch, nil
+	}
+	return "", fmt.Errorf("NVRTC %s in %s is newer than the driver takes, which is for CUDA %s: install a newer driver, or an older NVRTC, which %s may name",
+		c.Version(), c.Path(), dev.Driver().Version(), nvrtc.Variable)
+}
+
+// targetOf returns the architecture for a GPU, of those that a compiler has. It returns "" if the driver does not take what the GPU needs:
+// ptx and cubin say whether the driver takes the compiler's PTX and cubins.
+func targetOf(all []int, capability int, ptx, cubin bool) string {
+	best := 0
 	for _, have := range all {
 		if have <= capability && have/10 == capability/10 {
 			best = max(best, have)
 		}
 	}
-	ptx, cubin := dev.Driver().Takes(c.Numbers())
 	switch {
+	case best == 90 && cubin:
+		return "sm_90a"
 	case best > 0 && cubin:
-		if best == 90 {
-			return "sm_90a", nil
-		}
-		return fmt.Sprintf("sm_%d", best), nil
+		return fmt.Sprintf("sm_%d", best)
 	case best == 0 && ptx:
-		return "compute_90", nil
+		return "compute_90"
 	}
-	return "", fmt.Errorf("NVRTC %s in %s is newer than the driver takes, which is for CUDA %s: install a newer driver, or an older NVRTC, which %s may name",
-		c.Version(), c.Path(), dev.Driver().Version(), nvrtc.Variable)
+	return ""
 }
 
 // keyOf returns a hash of all that an image depends on.

@@ -28,7 +28,7 @@ type at struct {
 type writtenParams struct {
 	tensors              [4]uint64
 	lists, starts, tiles uint64
-	sizes                [4][4]int32
+	sizes                [16]int32
 	numbers              [192]uint32
 }
 
@@ -80,7 +80,7 @@ func testExpressions(t *testing.T, m *enginetest.Device, n int) {
 			memory = append(memory, m.Put(t, data, attn.Float32))
 			params.tensors[k] = memory[k].Address()
 			for axis, size := range x.Shape {
-				params.sizes[k][axis] = int32(size)
+				params.sizes[4*k+axis] = int32(size)
 			}
 		}
 		calls := randomCalls(rng, threads)

@@ -174,6 +174,9 @@ func (d *DevicePages) Supports(op string, g *attn.Problem) error {
 			return err
 		}
 	}
+	if g.Variant != nil && len(d.Parts) > 1 {
+		return errs.Errorf(op, errs.ErrUnsupported, "WithVariant, on %v: a cache on one GPU takes it", d.GPU)
+	}
 	for i, p := range d.Parts {
 		part := p.problem(g)
 		if err := d.GPU.Members[i].Supports(op, &part); err != nil {

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"encoding/binary"
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -12,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/leanattention/internal/variant"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -113,6 +115,10 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 			}
 			reads = append(reads, sinks)
 		}
+		if err = ongpu.UseTensors(sub, c.There, &operands); err != nil {
+			return err
+		}
+		reads = append(reads, c.There...)
 		if o, operands.Out, err = qkv.ResultIn(sub, c.Out, c.Memory, c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
@@ -284,6 +290,15 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 	if c.Sinks != nil {
 		in[3] = s.add(operand.RowMajorBytes(c.Sinks.(*tensor.Dense)), tensor.Float32)
 	}
+	var tensors []part // of the variant
+	for i, v := range c.Values {
+		t := v.(*tensor.Dense)
+		if ints := &c.Tensors[i]; ints.Int() {
+			tensors = append(tensors, s.add(intBytes(ints), tensor.Float32))
+		} else {
+			tensors = append(tensors, s.add(operand.RowMajorBytes(t), c.Rows.Query))
+		}
+	}
 	up := s.bytes
 	o := dense.New(c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)...)
 	var results [2]part // the output and the log-sum-exp
@@ -304,7 +319,7 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		return nil, nil, err
 	}
 	defer q.GivePinned(pinned)
-	for _, x := range in {
+	for _, x := range append(in[:], tensors...) {
 		copy(pinned.Bytes[x.at:], x.host)
 	}
 	err = q.Submit(func(sub *queue.Submission) error {
@@ -323,6 +338,9 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		operands := &ongpu.AttentionOperands{Q: in[0].in(b), Out: results[0].in(b)}
 		if c.Sinks != nil {
 			operands.Sinks = in[3].in(b)
+		}
+		for i := range tensors {
+			operands.Tensors[i] = attention.Tensor{Memory: tensors[i].in(b), Shape: c.Tensors[i].Shape}
 		}
 		if c.LSE {
 			operands.LSE = results[1].in(b)
@@ -349,6 +367,15 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		copy(x.host, pinned.Bytes[max(x.at-up, 0):])
 	}
 	return o, lse, nil
+}
+
+// intBytes returns a copy of the elements as ints of 32 bits, which is what GPUs read.
+func intBytes(t *variant.Tensor) []byte {
+	b := make([]byte, 0, 4*t.Len())
+	for i := range t.Len() {
+		b = binary.NativeEndian.AppendUint32(b, uint32(int32(t.At(i))))
+	}
+	return b
 }
 
 // stage is the layout of operands in one block of memory on the GPU.

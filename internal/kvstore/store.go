@@ -102,7 +102,9 @@ type Call struct {
 	QKV   []G.Value // query, key and value, which Operands has checked
 
 	Sinks   G.Value          // nil: none
-	Tensors []variant.Tensor // of the layer's variant
+	Values  []G.Value        // tensors of the layer's variant
+	Tensors []variant.Tensor // the same in host memory
+	There   []*ongpu.Tensor  // the same on the GPU of QKV
 	LSE     bool             // whether to return the log-sum-exp
 	Out     *ongpu.Tensor    // receives the output, on the GPU of QKV; nil: Attend makes a new value
 	Memory  *ongpu.Node      // of new outputs and log-sum-exps on a GPU

@@ -96,3 +96,14 @@ func (r Heads) Part(g attn.Problem) attn.Problem {
 	}
 	return g
 }
+
+// UseTensors sets the tensors of a variant in o.
+func UseTensors(sub *queue.Submission, tensors []*Tensor, o *AttentionOperands) (err error) {
+	for i, t := range tensors {
+		if o.Tensors[i].Memory, err = t.UseAs(sub, "a tensor of the variant"); err != nil {
+			return err
+		}
+		o.Tensors[i].Shape = t.Shape
+	}
+	return nil
+}

@@ -132,7 +132,7 @@ func (w *printer) operation(n *Node, args []string) string {
 		w.reads = true
 		index := args[0]
 		for axis, arg := range args[1:] {
-			index = fmt.Sprintf("(%s) * p.sizes[%d][%d] + %s", index, n.Tensor, axis+1, arg)
+			index = fmt.Sprintf("(%s) * p.sizes[%d] + %s", index, maxRank*n.Tensor+axis+1, arg)
 		}
 		return fmt.Sprintf("%s(p.tensors[%d], %s)", w.loads[n.Tensor], n.Tensor, index)
 	}

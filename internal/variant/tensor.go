@@ -282,7 +282,24 @@ func (p *Program) CheckTensors(tensors []Tensor, b *Bounds) error {
 			return fmt.Errorf("%s has %d elements and shape %v", d.Name, t.Len(), t.Shape)
 		}
 	}
-	if len(tensors) == 0 {
+	shapes := make([][]int, len(tensors))
+	for i := range tensors {
+		shapes[i] = tensors[i].Shape
+	}
+	return p.CheckIndices(shapes, b)
+}
+
+// CheckIndices returns an error if tensors of these shapes are not those that p declares, or if an index may be out of range within the bounds.
+func (p *Program) CheckIndices(shapes [][]int, b *Bounds) error {
+	if len(shapes) != len(p.Tensors) {
+		return fmt.Errorf("%d tensors; the variant has %d", len(shapes), len(p.Tensors))
+	}
+	for i, d := range p.Tensors {
+		if len(shapes[i]) != d.Rank {
+			return fmt.Errorf("%s has shape %v; the variant has %d axes", d.Name, shapes[i], d.Rank)
+		}
+	}
+	if len(shapes) == 0 {
 		return nil
 	}
 	scratch := make([]Interval, len(p.Nodes))
@@ -293,7 +310,7 @@ func (p *Program) CheckTensors(tensors []Tensor, b *Bounds) error {
 			continue
 		}
 		for axis, arg := range n.Arguments(p) {
-			size, r := tensors[n.Tensor].Shape[axis], scratch[arg]
+			size, r := shapes[n.Tensor][axis], scratch[arg]
 			if r.Lo < 0 || r.Hi > float64(size-1) {
 				return fmt.Errorf("%s: the index %s is between %.0f and %.0f, and the axis has %d elements: max(0, min(%s, %d)) is in range",
 					n.text, p.Nodes[arg].text, r.Lo, r.Hi, size, p.Nodes[arg].text, size-1)

@@ -85,6 +85,13 @@ func TestEmulatedInvariantGraph(t *testing.T) {
 	testInvariantGraph(t, emulatedGPU(t, 4), 3, 600)
 }
 
+// The user's variants, compiled for the emulated GPU.
+func TestEmulatedWritten(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	testWritten(t, m, reftest.Cases(t, 1, 12), 4, 300)
+	testWrittenTiles(t, m)
+}
+
 func TestEmulatedTrees(t *testing.T) {
 	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 4, 30), options{work: 20000, longest: 200})
 }

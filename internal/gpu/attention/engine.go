@@ -21,6 +21,7 @@ type Engine struct {
 	gatherPrefixes, mergePrefixes *cuda.Function // nil before first use
 	rotary, appendNarrow          *cuda.Function // nil before first use
 	closed                        atomic.Bool
+	printed                       printed // kernels of variants
 
 	Eager  bool // tests: use all thread blocks, although problems are small
 	choice choice
@@ -125,10 +126,13 @@ func HasKernel(g *attn.Problem) error { return supports("supports", g, table) }
 
 // kernel returns the kernel that find returns, or an error that names the unsupported part of w.
 func (e *Engine) kernel(op string, w *want) (*kernel, error) {
+	g := w.problem
 	if k := e.find(w); k != nil {
+		if k.needs&attn.Varied != 0 {
+			return e.print(op, g, k)
+		}
 		return k, nil
 	}
-	g := w.problem
 	if find(e.kernels, w) != nil {
 		return nil, gpu.Errorf(op, attn.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
 			min(w.rows, BlockRows), g.Dim, g.Pages.Planes[0].DType, e.info.SharedPerBlockMost)

@@ -136,6 +136,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_work.cuh", "MeetParams", meetParams{}},
 		{"kernels/attn_work.cuh", "LaunchParams", params{}},
 		{"kernels/attn_variant.cuh", "ScoredLaunchParams", scoredParams{}},
+		{"kernels/attn_written.cuh", "WrittenLaunchParams", writtenLaunch{}},
+		{"kernels/attn_expression.cuh", "WrittenParams", writtenParams{}},
 		{"kernels/attn_variant.cuh", "ScoreParams", scoreParams{}},
 		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},

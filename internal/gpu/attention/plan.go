@@ -46,6 +46,7 @@ type Plan struct {
 	prefilled
 	scored
 	rotated
+	written       written
 	prefixes      prefixes
 	unfusedParams unfusedParams
 	narrowed      narrowed
@@ -71,7 +72,7 @@ type Plan struct {
 func (p *Plan) lists() []entries {
 	if p.listed == nil {
 		own := []entries{&p.prefetches, &p.works, &p.seqs, &p.masked, &p.slots, &p.ahead, &p.pages}
-		p.listed = slices.Concat(own, p.prefilled.lists(), p.scored.lists(), p.rotated.lists(), p.prefixes.lists())
+		p.listed = slices.Concat(own, p.prefilled.lists(), p.scored.lists(), p.rotated.lists(), p.written.sections(), p.prefixes.lists())
 	}
 	return p.listed
 }
@@ -243,6 +244,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.size(&need.Capacity, &least)
 	p.scored.size(&g, &need, &least)
 	p.rotated.size(&g, rows, least.Rows)
+	p.written.size(&g, &need, &least)
 	parts := p.sizePrefill(&g, who, &least)
 	take := workspaceSize{tileRows: form.kernel.tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.ValueDim, scores: scores, parts: parts}
 	if g.Invariant {
@@ -272,6 +274,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.listPositions(&g, all, rows)
 	p.prefetchPages(&g, form.walks)
 	p.maskedRows(&g, few, rows)
+	p.finishLists(&g)
 	p.aheadPages(&g, form.paged)
 	if form != p.form {
 		p.form = form
@@ -358,6 +361,7 @@ type measured struct {
 	scores   int64 // of all heads
 	tiles    int64 // upper bound of the LeanTiles of all output tiles of BlockRows rows
 	longest  int64 // of one output tile
+	blocks   int64 // of BlockRows rows
 }
 
 // measure checks the sequences and returns the step's size.
@@ -412,7 +416,9 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		m.splits = m.splits || live > 1
 		tiles := int64((q.Keys + 1<<tile - 1) >> tile)
 		m.longest = max(m.longest, tiles)
-		m.tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * tiles * int64(g.KVHeads)
+		blocks := int64(attn.Ceil(q.Queries*group, BlockRows))
+		m.blocks += blocks
+		m.tiles += blocks * tiles * int64(g.KVHeads)
 		if m.Pages > math.MaxInt32 || m.tiles > math.MaxInt32 {
 			return m, gpu.Errorf(op, attn.ErrShape, "%d pages, %d LeanTiles: too many for one launch", m.Pages, m.tiles)
 		}

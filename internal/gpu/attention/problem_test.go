@@ -41,6 +41,7 @@ type problem struct {
 
 	q, k, v, newK, newV, o, lse gpu.Memory
 	bias, sinks                 gpu.Memory // no buffer: none
+	tensors                     []Tensor   // of the variant
 	pool                        [2][]byte  // k and v before the append
 }
 
@@ -128,6 +129,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	p.poisonHidden()
 	p.putBias(m, t)
 	p.putSinks(m, t)
+	p.putTensors(m, t)
 	if p.dense {
 		p.layDense(m, t)
 	} else {
@@ -328,7 +330,9 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 }
 
 func (p *problem) operands() *Operands {
-	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, Pages: attn.InPlanes(p.k, p.v), Bias: p.bias, Sinks: p.sinks}
+	o := &Operands{Q: p.q, Out: p.o, LSE: p.lse, Pages: attn.InPlanes(p.k, p.v), Bias: p.bias, Sinks: p.sinks}
+	copy(o.Tensors[:], p.tensors)
+	return o
 }
 
 // queue queues the work of a built plan.
@@ -441,6 +445,9 @@ func (p *problem) close(t testing.TB) {
 		if m.Buffer != nil {
 			noError(t, m.Buffer.Close())
 		}
+	}
+	for i := range p.tensors {
+		noError(t, p.tensors[i].Memory.Buffer.Close())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // Operands is the memory of one attention. Its layout is:
@@ -18,9 +19,11 @@ import (
 //   - Pages: all pages, in the geometry's strides.
 //   - Bias: the numbers that the geometry's Bias places. No buffer without a bias.
 //   - Sinks: a float32 for each query head, aligned to 4 bytes, if the geometry has Sinks.
+//   - Tensors: those of the geometry's Variant.
 type Operands struct {
 	Q, Out, LSE, Bias, Sinks gpu.Memory
 	Pages                    Pages
+	Tensors                  [variant.MaxTensors]Tensor
 }
 
 // Pages is the memory of a layer's keys and values.
@@ -152,6 +155,9 @@ func (p *Plan) entries(g *attn.Problem, states bool) []string {
 
 // runDecode queues attention by blocks that have ranges of LeanTiles.
 func (p *Plan) runDecode(s *cuda.Stream, o *Operands, k *kernel) error {
+	if k.needs&attn.Varied != 0 {
+		return p.runWritten(s, o, k)
+	}
 	grid, err := p.arguments(o)
 	if err != nil {
 		return err
@@ -211,6 +217,9 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 			return err
 		}
 	}
+	if err := p.checkTensors(op, o); err != nil {
+		return err
+	}
 	if o.LSE.Buffer == nil {
 		return nil
 	}
@@ -246,6 +255,11 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 func (p *Plan) hold(o *Operands) {
 	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Pages[0].Scales.Buffer, o.Pages[1].Scales.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
 		if b != nil {
+			p.args.Hold(b)
+		}
+	}
+	for i := range o.Tensors {
+		if b := o.Tensors[i].Memory.Buffer; b != nil {
 			p.args.Hold(b)
 		}
 	}

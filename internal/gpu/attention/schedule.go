@@ -132,12 +132,18 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	}
 	longest := 0 // LeanTiles of the longest output tile
 	p.sched.Reset(g.KVHeads)
-	for _, s := range seqs {
+	p.written.reset()
+	for i, s := range seqs {
 		p.tiles = p.tiles[:0]
-		rows := int(s.queries) * group
-		for first := 0; first < rows; first += block {
-			n := keysOf(g, p.prefixes.cuts, &s, first, min(first+block, rows), chunk).Tiles(tile)
-			p.tiles, longest = append(p.tiles, n), max(longest, int(n))
+		if rows := int(s.queries) * group; p.written.hides(g) {
+			p.countTiles(g, &s, int(p.details.data[i].number), block)
+		} else {
+			for first := 0; first < rows; first += block {
+				p.tiles = append(p.tiles, keysOf(g, p.prefixes.cuts, &s, first, min(first+block, rows), chunk).Tiles(tile))
+			}
+		}
+		for _, n := range p.tiles {
+			longest = max(longest, int(n))
 		}
 		p.sched.Add(p.tiles)
 	}

@@ -81,7 +81,9 @@ func (p *Plan) listSlopes(g *attn.Problem) {
 }
 
 // hasDetails reports whether kernels need the numbers of sequences.
-func hasDetails(g *attn.Problem) bool { return g.Bias != (attn.Bias{}) || g.Tree }
+func hasDetails(g *attn.Problem) bool {
+	return g.Bias != (attn.Bias{}) || g.Tree || g.Variant != nil
+}
 
 // numbered is a sequence with its index in the argument of Build.
 type numbered struct {

@@ -128,6 +128,7 @@ const (
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
 	variantEnd         = "_variant" // suffix of the names of kernels with scores
+	writtenEnd         = "_written" // and with a user's variant, before they have been compiled
 )
 
 // Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages without scales. narrowEntry, in
@@ -274,6 +275,8 @@ func decodeLines() (lines []kernel) {
 		of.pages = false
 		add(of, variantEnd, []attn.DType{attn.Float32}, headDims...)
 	}
+	// Kernels that are compiled at run time.
+	add(kernel{features: decodeFeatures | writtenFeatures, needs: attn.Varied, scored: true, changes: true, capability: ampere, tile: plain}, writtenEnd, gpu.Types, headDims...)
 	return lines
 }
 
@@ -364,6 +367,9 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if err := g.Check(op); err != nil {
 		return err
 	}
+	if g.Variant != nil && g.Variant.Unnormalised {
+		return gpu.Errorf(op, attn.ErrUnsupported, "a variant that is Unnormalised: on GPUs weights are divided by their sum; use host memory")
+	}
 	w := want{problem: g, features: g.Features()}
 	if find(kernels, &w) == nil {
 		return refusal(op, &w, kernels)
@@ -391,6 +397,9 @@ func supportsKeys(op string, g *attn.Problem) error {
 func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
 	narrow := g.Pages.Key().DType.Size() == 1 && w.features&attn.ValuesInKeys == 0
+	if w.features&attn.Varied != 0 {
+		can.Name += " with a variant"
+	}
 	if narrow {
 		can.Name += " to keys and values of 8 bits"
 	}
@@ -398,7 +407,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	multiple := 0
 	for i := range kernels {
 		k := &kernels[i]
-		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&attn.ValuesInKeys != 0 || narrow != (k.family == &narrowFamily) {
+		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
 		can.Features |= k.features

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/variant"
 	"gorgonia.org/leanattention/kernels"
 
 	"pgregory.net/rapid"
@@ -50,6 +51,9 @@ func TestTableIsTheModules(t *testing.T) {
 	for _, k := range append([]kernel{
 		{unit: appendUnit, entries: []string{appendEntry, rotaryEntry}, capability: ampere}, {unit: narrowUnit, entries: []string{narrowEntry}, capability: ampere},
 	}, table...) {
+		if k.unit == "" { // compiled at run time
+			continue
+		}
 		named[k.unit] = append(named[k.unit], k.entries...)
 		for _, capability := range capabilities {
 			if !k.capability.have(capability) {
@@ -98,7 +102,9 @@ func TestModulesStaySmall(t *testing.T) {
 	}
 	units := map[string]bool{prefixUnit: true}
 	for _, k := range table {
-		units[k.unit] = true
+		if k.unit != "" { // compiled at run time
+			units[k.unit] = true
+		}
 	}
 	bytes := 0
 	for unit := range units {
@@ -124,6 +130,9 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
 				g.Pages, g.Unfused, g.Invariant = g.Pages.As(k.kv), k.family == &unfusedFamily, k.needs&attn.BatchInvariance != 0
+				if k.needs&attn.Varied != 0 {
+					g.Variant = oneVariant
+				}
 				if k.value > 0 {
 					g.ValueDim, g.Pages = k.value, latentPages(k.kv, dim, k.value)
 				}
@@ -150,6 +159,8 @@ func TestTableHasNoDeadLine(t *testing.T) {
 	}
 }
 
+var oneVariant, _ = variant.New(variant.Source{Score: "score/2"})
+
 // randomProblem draws a problem with any features.
 func randomProblem(t *rapid.T) (g attn.Problem) {
 	kvHeads := rapid.IntRange(1, 3).Draw(t, "KV heads")
@@ -168,6 +179,7 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	seldom("slopes", func() { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) })
 	seldom("bias", func() { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} })
 	seldom("sinks", func() { g.Sinks = true })
+	seldom("variant", func() { g.Variant = oneVariant })
 	seldom("value dim", func() { g.ValueDim = 2 * g.Dim })
 	seldom("policy", func() { g.Policy = lean.Policy{Kind: lean.PerHead} })
 	seldom("tiles", func() { g.TileTokens = 64 })
