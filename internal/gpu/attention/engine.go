@@ -129,7 +129,8 @@ func (e *Engine) kernel(op string, w *want) (*kernel, error) {
 	g := w.problem
 	if k := e.find(w); k != nil {
 		if k.needs&attn.Varied != 0 {
-			return e.print(op, g, k)
+			made, err := e.print(op, g, k)
+			return made.kernel, err
 		}
 		return k, nil
 	}

@@ -35,6 +35,7 @@ type kernel struct {
 	changes  bool         // score changes, too
 
 	functions []*cuda.Function // of an engine; loaded at first use
+	line      *kernel          // of a variant's kernel, its line in the table
 }
 
 // versions is a range of compute capabilities, 10*major + minor.

@@ -132,68 +132,94 @@ func (w *written) seeAll(first int, full bool) {
 // printed are the kernels of variants of an engine.
 type printed struct {
 	sync.Mutex
-	of map[string]*kernel // by the kernel's source
+	kernels map[string]*kernel // by their sources
+	known   map[printedKey]printedKernel
 }
 
-// printOf returns the program of g as CUDA. Tensors have the types that GPUs have.
-func printOf(g *attn.Problem) variant.Printed {
+// printedKey has what a kernel and its numbers depend on.
+type printedKey struct {
+	*variant.Program
+	line             *kernel
+	dim              int
+	query            attn.DType
+	changes, windows bool
+}
+
+type printedKernel struct {
+	*kernel
+	numbers []uint32 // that follow from Params
+}
+
+// Names of types in kernels.
+var (
+	stores  = map[attn.DType]string{attn.Float32: "Float32", attn.Float16: "Float16", attn.BFloat16: "BFloat16"}
+	formats = map[attn.DType]string{attn.Float32: "AsF32", attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}
+)
+
+// print returns k, a line of the table for variants, for the variant of g, and the numbers of its parameters. The kernel is compiled if no
+// problem of the same structure came before.
+func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, error) {
+	key := printedKey{g.Variant, k, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0}
+	e.printed.Lock()
+	defer e.printed.Unlock()
+	if made, ok := e.printed.known[key]; ok {
+		return made, nil
+	}
 	loads := make([]string, len(g.Variant.Tensors))
 	for i, d := range g.Variant.Tensors {
-		store := map[attn.DType]string{attn.Float32: "Float32", attn.Float16: "Float16", attn.BFloat16: "BFloat16"}[g.QueryType]
-		if loads[i] = store + "::load"; d.Int {
+		if loads[i] = stores[g.QueryType] + "::load"; d.Int {
 			loads[i] = "elementOf<int>"
 		}
 	}
-	changes := g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{})
-	return g.Variant.CUDA(loads, fmt.Sprintf("changes = %t, windows = %t", changes, g.Window > 0))
-}
-
-// print returns k, a line of the table for variants, for the variant of g. The kernel is compiled if no problem of the same structure
-// came before.
-func (e *Engine) print(op string, g *attn.Problem, k *kernel) (*kernel, error) {
-	text := printOf(g)
+	text := g.Variant.CUDA(loads, fmt.Sprintf("changes = %t, windows = %t", key.changes, key.windows))
 	if len(text.Numbers) > writtenNumbers {
-		return nil, gpu.Errorf(op, attn.ErrUnsupported, "a variant with %d numbers that follow from Params: %d are the most on a GPU", len(text.Numbers), writtenNumbers)
+		return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant with %d numbers that follow from Params: %d are the most on a GPU", len(text.Numbers), writtenNumbers)
 	}
 	if e.dev == nil { // for a schedule alone
-		return k, nil
+		return printedKernel{k, text.Numbers}, nil
 	}
-	name := fmt.Sprintf("written_%s_%d", gpu.Name(k.kv), g.Dim)
 	sum := sha256.Sum256([]byte(text.Text))
-	name += "_" + hex.EncodeToString(sum[:8])
-	source := fmt.Sprintf("#include \"attn_written.cuh\"\n%sWRITTEN_ATTENTION(%s, %s, %d)\n", text.Text, name, map[attn.DType]string{attn.Float32: "AsF32", attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv], g.Dim)
-	e.printed.Lock()
-	defer e.printed.Unlock()
-	if made := e.printed.of[source]; made != nil {
-		return made, nil
+	name := fmt.Sprintf("written_%s_%d_%s", gpu.Name(k.kv), g.Dim, hex.EncodeToString(sum[:8]))
+	source := fmt.Sprintf("#include \"attn_written.cuh\"\n%sWRITTEN_ATTENTION(%s, %s, %d)\n", text.Text, name, formats[k.kv], g.Dim)
+	made := e.printed.kernels[source]
+	if made == nil {
+		m, err := gpu.Compiled(e.dev, source)
+		if err != nil {
+			return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant's kernel: %v", err)
+		}
+		f, err := gpu.WithShared(m, &e.info, name)
+		if err != nil {
+			return printedKernel{}, err
+		}
+		copied := *k
+		made = &copied
+		made.line, made.entries, made.functions = k, []string{name}, []*cuda.Function{f}
 	}
-	m, err := gpu.Compiled(e.dev, source)
-	if err != nil {
-		return nil, gpu.Errorf(op, attn.ErrUnsupported, "a variant's kernel: %v", err)
+	const most = 256 // programs that are known, which a map keeps in memory
+	if e.printed.kernels == nil {
+		e.printed.kernels = map[string]*kernel{}
 	}
-	f, err := gpu.WithShared(m, &e.info, name)
-	if err != nil {
-		return nil, err
+	if e.printed.known == nil || len(e.printed.known) >= most {
+		e.printed.known = map[printedKey]printedKernel{}
 	}
-	made := *k
-	made.entries, made.functions = []string{name}, []*cuda.Function{f}
-	if e.printed.of == nil {
-		e.printed.of = map[string]*kernel{}
-	}
-	e.printed.of[source] = &made
-	return &made, nil
+	e.printed.kernels[source], e.printed.known[key] = made, printedKernel{made, text.Numbers}
+	return e.printed.known[key], nil
 }
 
 // runWritten queues attention with a variant.
 func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
+	g, a, l := &p.form.geometry, &p.params, &p.written.launch
+	made, err := p.engine.print("run", g, k.line)
+	if err != nil {
+		return err
+	}
 	grid, err := p.arguments(o)
 	if err != nil {
 		return err
 	}
-	g, a, l := &p.form.geometry, &p.params, &p.written.launch
 	*l = writtenLaunch{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(g, o, k)}
 	w := &l.written
-	copy(w.numbers[:], printOf(g).Numbers)
+	copy(w.numbers[:], made.numbers)
 	if p.written.hides(g) {
 		w.lists, w.starts, w.tiles = p.written.lists.address(&p.memory), p.written.starts.address(&p.memory), p.written.tiles.address(&p.memory)
 	}
