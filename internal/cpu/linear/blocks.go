@@ -221,20 +221,23 @@ func (l *linearRun) panelFeatures(s *blockScratch, layer *linearLayer, o int) {
 	size := int(unsafe.Sizeof(panelGroup{}))
 	s.panel.Grow(panelGroups * size)
 	s.partial.Grow(l.rows * panelPartial)
-	clear(unsafe.Slice((*byte)(s.partial.At), l.rows*panelPartial))
 	*p = panelArgs{y: unsafe.Add(layer.y, l.first*layer.yRow+o*l.size), yRow: layer.yRow, w: s.panel.At, xRow: b.xRow(), rows: l.rows, partial: s.partial.At, unfinished: 1}
 	x := unsafe.Add(b.x.At, layer.rounded*l.rows*b.xRow())
-	for g := 0; g < b.groups; g += p.groups {
-		p.groups = min(panelGroups, b.groups-g)
-		k := g * groupElements
-		n, src := min(p.groups*groupElements, l.in-k), unsafe.Add(layer.w, o*l.wRow+l.format.Size(k))
+	for g := 0; g < b.groups; g += panelGroups {
+		groups, k := min(panelGroups, b.groups-g), g*groupElements
+		n, src := min(groups*groupElements, l.in-k), unsafe.Add(layer.w, o*l.wRow+l.format.Size(k))
 		for set := 0; set < panelOuts; set += dotStreams {
 			l.packSet(s, unsafe.Add(s.panel.At, set*size/panelOuts), unsafe.Add(src, set*l.wRow), n)
 		}
 		// A part of the panel prefetches a part of the next.
 		p.fetch = uintptr(layer.w) + uintptr((o+panelOuts)*l.wRow+panelOuts*l.format.Size(k))
-		p.lines = panelOuts*l.format.Size(n)/(cpu.CacheLine*p.groups*((l.rows+1)/2)) + 1
-		if p.x = unsafe.Add(x, g*int(unsafe.Sizeof(xGroup{}))); g+p.groups == b.groups {
+		p.groups, p.half = groups, 0
+		if rest := n % groupElements; rest > 0 && rest <= groupElements/2 {
+			p.groups, p.half = groups-1, 1
+		}
+		p.lines = panelOuts*l.format.Size(n)/(cpu.CacheLine*max(p.groups, 1)*((l.rows+1)/2)) + 1
+		p.more = g
+		if p.x = unsafe.Add(x, g*int(unsafe.Sizeof(xGroup{}))); g+groups == b.groups {
 			p.unfinished = 0
 		}
 		b.kernels.panel[b.kind](p)

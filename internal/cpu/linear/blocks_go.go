@@ -321,9 +321,13 @@ func panelMinimaGo(a *panelArgs) { panel(a, minimaBlocks) }
 func panelHalvesGo(a *panelArgs) { panel(a, halfBlocks) }
 
 func panel(a *panelArgs, kind blockKind) {
-	w := unsafe.Slice((*panelGroup)(a.w), a.groups)
+	groups := a.groups + a.half
+	w := unsafe.Slice((*panelGroup)(a.w), groups)
 	partial := func(r int) *[panelOuts][2]float32 {
 		return (*[panelOuts][2]float32)(unsafe.Add(a.partial, r*panelPartial))
+	}
+	for r := 0; r < a.rows && a.more == 0; r++ {
+		clear(partial(r)[:])
 	}
 	for g := range w {
 		for o := range panelOuts {
@@ -333,7 +337,7 @@ func panel(a *panelArgs, kind blockKind) {
 				group.scales[b], group.high[b], group.minima[b] = set.scales[4*b+s], set.second[4*b+s], set.second[4*b+s]
 			}
 			for r := range a.rows {
-				x, sums := unsafe.Slice((*xGroup)(unsafe.Add(a.x, r*a.xRow)), a.groups), &partial(r)[o]
+				x, sums := unsafe.Slice((*xGroup)(unsafe.Add(a.x, r*a.xRow)), groups), &partial(r)[o]
 				addProducts(&sums[0], &sums[1], unsafe.Slice(&group, 1), x[g:g+1], kind)
 			}
 		}

@@ -111,12 +111,13 @@ type panelArgs struct {
 	x       unsafe.Pointer
 	xRow    int
 	rows    int
-	groups  int            // of a row, at least 1
+	groups  int            // of a row
+	half    int            // if not 0, there is one more group, whose last two blocks are zeros
 	partial unsafe.Pointer // panelPartial bytes for each row
 
-	// Sums begin with partial, which is 0 before the first groups of a row. Sums go to partial if unfinished is not 0, and otherwise
-	// results go to y.
-	unfinished int
+	// Sums begin with partial if more is not 0, and otherwise with 0. Sums go to partial if unfinished is not 0, and otherwise results go
+	// to y.
+	more, unfinished int
 
 	// With each group of two rows of x, or of the last row, so many cache lines are prefetched, at least 1, from fetch on. Their addresses
 	// may be beyond the ends of buffers.

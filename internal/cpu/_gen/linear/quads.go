@@ -288,118 +288,155 @@ func (g *gen) exchange(v []reg.VecVirtual) []reg.VecVirtual {
 	return q
 }
 
+// panelTile is a kernel of rows of x and a panel.
+type panelTile struct {
+	*gen
+	kind
+	w      reg.GPVirtual
+	x      []reg.GPVirtual    // rows
+	sums   [][]reg.VecVirtual // of each row, by set
+	v      []reg.VecVirtual   // of each row
+	suffix string             // of labels
+}
+
 // panel makes the kernel of several rows of x and a panel. Two rows at a time, and then one, share the weights in registers.
 func (g *gen) panel(k kind) {
 	g.kernel("panel"+k.name, avx512, blockSource, "panel"+k.name+"Go", args)
 	a := g.Dereference(g.Param("a"))
-	x, y, partial, rows := g.field(a, "x"), g.field(a, "y"), g.field(a, "partial"), g.field(a, "rows")
-	w, left, xRow, yRow, flag := g.GP64(), g.GP64(), g.GP64(), g.GP64(), g.GP64()
-	at, x2, fetch, lines := g.GP64(), g.GP64(), g.field(a, "fetch"), g.GP64()
-	body := func(nx int, suffix string) {
-		g.Label("rows" + suffix)
+	x, y, partial, rows, fetch := g.field(a, "x"), g.field(a, "y"), g.field(a, "partial"), g.field(a, "rows"), g.field(a, "fetch")
+	w, left, xRow, yRow, flag, lines := g.GP64(), g.GP64(), g.GP64(), g.GP64(), g.GP64(), g.GP64()
+	at := []reg.GPVirtual{g.GP64(), g.GP64()}
+	sums, v := [][]reg.VecVirtual{g.vecs(panelSets), g.vecs(panelSets)}, g.vecs(2)
+	for nx := 2; nx > 0; nx-- {
+		t := &panelTile{gen: g, kind: k, w: w, x: at[:nx], sums: sums[:nx], v: v[:nx], suffix: fmt.Sprint(nx)}
+		label := func(name string) LabelRef { return LabelRef(name + t.suffix) }
+		place := func(name string) { g.Label(name + t.suffix) }
+		place("rows")
 		g.CMPQ(rows, Imm(uint64(nx)))
-		g.JLT(LabelRef("end" + suffix))
-		sums := make([][]reg.VecVirtual, nx)
-		for r := range sums {
-			sums[r] = g.vecs(panelSets)
-			for s, v := range sums[r] {
-				g.VMOVUPS(Mem{Base: partial, Disp: panelPartials*r + 64*s}, v)
+		g.JLT(label("end"))
+		for r := range t.sums {
+			g.zero(t.sums[r]...)
+		}
+		kept := func(r, s int) Mem { return Mem{Base: partial, Disp: panelPartials*r + 64*s} }
+		g.MOVQ(g.fieldAt(a, "more"), flag)
+		g.TESTQ(flag, flag)
+		g.JZ(label("begin"))
+		for r := range t.sums {
+			for s, v := range t.sums[r] {
+				g.VMOVUPS(kept(r, s), v)
 			}
 		}
-		xs := []reg.GPVirtual{at, x2}[:nx]
-		g.MOVQ(x, at)
+		place("begin")
+		g.MOVQ(g.fieldAt(a, "xRow"), xRow)
+		g.MOVQ(x, at[0])
 		if nx == 2 {
-			g.MOVQ(g.fieldAt(a, "xRow"), xRow)
-			g.LEAQ(Mem{Base: x, Index: xRow, Scale: 1}, x2)
+			g.LEAQ(Mem{Base: x, Index: xRow, Scale: 1}, at[1])
 		}
 		g.MOVQ(g.fieldAt(a, "w"), w)
 		g.MOVQ(g.fieldAt(a, "groups"), left)
-		g.Label("group" + suffix)
+		g.TESTQ(left, left)
+		g.JZ(label("rest"))
+		place("group")
 		g.MOVQ(g.fieldAt(a, "lines"), lines)
-		g.Label("fetch" + suffix)
+		place("fetch")
 		g.PREFETCHT1(Mem{Base: fetch})
 		g.ADDQ(Imm(64), fetch)
 		g.DECQ(lines)
-		g.JNZ(LabelRef("fetch" + suffix))
-		// words[r][i] has words i of the halves of row r's blocks, each four times.
-		words := make([][]reg.VecVirtual, nx)
-		scales, minima := g.vecs(nx), g.vecs(nx)
-		for r, x := range xs {
-			words[r] = g.vecs(8)
-			for i, v := range words[r] {
-				g.VPSHUFD(Imm(uint64(i%4*0x55)), Mem{Base: x, Disp: i / 4 * 64}, v)
-			}
-			g.VMOVUPS(Mem{Base: x, Disp: xWideScales}, scales[r])
-			if k.minima {
-				g.VMOVUPS(Mem{Base: x, Disp: xWideSums}, minima[r])
-			}
-		}
-		parts := 1
-		if k.halves {
-			parts = 2
-		}
-		v, q := g.vecs(nx), g.ZMM()
-		for s := range panelSets {
-			for part := range parts {
-				for r, x := range xs {
-					if k.minima {
-						g.zero(v[r])
-					} else {
-						g.VMOVDQU32(Mem{Base: x, Disp: g.offset(k, part)}, v[r])
-					}
-				}
-				for i := part * 4; i < 8/parts*(part+1); i++ {
-					g.VMOVDQU32(Mem{Base: w, Disp: sSize*s + 64*i}, q)
-					for r := range xs {
-						g.VPDPBUSD(words[r][i], q, v[r])
-					}
-				}
-				for r := range xs {
-					g.VCVTDQ2PS(v[r], v[r])
-					g.VMULPS(scales[r], v[r], v[r])
-					g.VFMADD231PS(Mem{Base: w, Disp: sSize*s + sScales + 64*part}, v[r], sums[r][s])
-				}
-			}
-			if k.minima {
-				for r := range xs {
-					g.VFMADD231PS(Mem{Base: w, Disp: sSize*s + sSecond}, minima[r], sums[r][s])
-				}
-			}
-		}
+		g.JNZ(label("fetch"))
+		t.group(false)
 		g.ADDQ(U32(panelSize), w)
-		for _, x := range xs {
+		for _, x := range t.x {
 			g.ADDQ(U32(xSize), x)
 		}
 		g.DECQ(left)
-		g.JNZ(LabelRef("group" + suffix))
+		g.JNZ(label("group"))
+		place("rest")
+		g.MOVQ(g.fieldAt(a, "half"), flag)
+		g.TESTQ(flag, flag)
+		g.JZ(label("finish"))
+		t.group(true)
+		place("finish")
 		g.MOVQ(g.fieldAt(a, "unfinished"), flag)
 		g.TESTQ(flag, flag)
-		g.JNZ(LabelRef("keep" + suffix))
+		g.JNZ(label("keep"))
 		g.MOVQ(g.fieldAt(a, "yRow"), yRow)
-		for r := range sums {
-			for s, v := range sums[r] {
+		for r := range t.sums {
+			for s, v := range t.sums[r] {
 				g.VMOVUPS(g.overBlocks(v), Mem{Base: y, Disp: 16 * s})
 			}
 			g.ADDQ(yRow, y)
 		}
-		g.JMP(LabelRef("next" + suffix))
-		g.Label("keep" + suffix)
-		for r := range sums {
-			for s, v := range sums[r] {
-				g.VMOVUPS(v, Mem{Base: partial, Disp: panelPartials*r + 64*s})
+		g.JMP(label("next"))
+		place("keep")
+		for r := range t.sums {
+			for s, v := range t.sums[r] {
+				g.VMOVUPS(v, kept(r, s))
 			}
 		}
-		g.Label("next" + suffix)
+		place("next")
 		g.ADDQ(U32(uint32(nx*panelPartials)), partial)
 		g.MOVQ(g.fieldAt(a, "xRow"), xRow)
 		for range nx {
 			g.ADDQ(xRow, x)
 		}
 		g.SUBQ(Imm(uint64(nx)), rows)
-		g.JMP(LabelRef("rows" + suffix))
-		g.Label("end" + suffix)
+		g.JMP(label("rows"))
+		place("end")
 	}
-	body(2, "2")
-	body(1, "1")
 	g.ret()
+}
+
+// group adds the products of a group, or of the first two blocks of a group: then the upper halves of vectors of products are 0.
+func (t *panelTile) group(half bool) {
+	wide := func(v reg.VecVirtual) Op {
+		if half {
+			return v.AsY()
+		}
+		return v
+	}
+	nx := len(t.x)
+	words := make([][]reg.VecVirtual, nx) // words i of the halves of a row's blocks, each four times
+	scales, minima := t.vecs(nx), t.vecs(nx)
+	for r, x := range t.x {
+		words[r] = t.vecs(8)
+		for i, v := range words[r] {
+			t.VPSHUFD(Imm(uint64(i%4*0x55)), Mem{Base: x, Disp: i / 4 * 64}, wide(v))
+		}
+		t.VMOVUPS(Mem{Base: x, Disp: xWideScales}, wide(scales[r]))
+		if t.minima {
+			t.VMOVUPS(Mem{Base: x, Disp: xWideSums}, minima[r])
+		}
+	}
+	parts := 1
+	if t.halves {
+		parts = 2
+	}
+	v, q := t.v, t.ZMM()
+	for s := range panelSets {
+		for part := range parts {
+			for r, x := range t.x {
+				if t.minima {
+					t.zero(v[r])
+				} else {
+					t.VMOVDQU32(Mem{Base: x, Disp: t.offset(t.kind, part)}, v[r])
+				}
+			}
+			for i := part * 4; i < 8/parts*(part+1); i++ {
+				t.VMOVDQU32(Mem{Base: t.w, Disp: sSize*s + 64*i}, wide(q))
+				for r := range t.x {
+					t.VPDPBUSD(wide(words[r][i]), wide(q), wide(v[r]))
+				}
+			}
+			for r := range t.x {
+				t.VCVTDQ2PS(wide(v[r]), wide(v[r]))
+				t.VMULPS(wide(scales[r]), wide(v[r]), wide(v[r]))
+				t.VFMADD231PS(Mem{Base: t.w, Disp: sSize*s + sScales + 64*part}, v[r], t.sums[r][s])
+			}
+		}
+		if t.minima {
+			for r := range t.x {
+				t.VFMADD231PS(Mem{Base: t.w, Disp: sSize*s + sSecond}, minima[r], t.sums[r][s])
+			}
+		}
+	}
 }
