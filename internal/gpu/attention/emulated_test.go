@@ -88,7 +88,7 @@ func TestEmulatedInvariantGraph(t *testing.T) {
 // The user's variants, compiled for the emulated GPU.
 func TestEmulatedWritten(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testWritten(t, m, reftest.Cases(t, 1, 12), 4, 300)
+	testWritten(t, m, reftest.Cases(t, 1, 3), 4, 300)
 	testWrittenTiles(t, m)
 }
 
