@@ -43,7 +43,7 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	if err != nil {
 		return err
 	}
-	if further.tensors, err = c.tensorsThere(op, gpu, a.Tensors, p.query); err != nil {
+	if further.tensors, err = c.tensorsThere(op, gpu, a, p.query); err != nil {
 		return err
 	}
 	for i := 3; i < len(v); i++ {

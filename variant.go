@@ -66,7 +66,7 @@ type Variant struct {
 //   - Unnormalised with [WithSinks] or [LogSumExp]: ErrUnsupported.
 //   - Prefixes that sequences share are read for each sequence.
 //   - On one GPU the variant is compiled by NVRTC 12.4 to 13, which is looked for where the environment variable LEANATTENTION_NVRTC
-//     says, on the loader's path and in Python environments; without it ErrUnsupported. Several GPUs, and Unnormalised: ErrUnsupported.
+//     says, on the loader's path and in Python environments; without it ErrUnsupported. Several GPUs: ErrUnsupported.
 //   - Errors: [ErrOption] for an expression, with the part of the expression that is wrong; in a run [ErrShape] for tensors that are
 //     too small.
 func WithVariant(v Variant) Option { return Option{kind: optVariant, variant: &v} }
@@ -182,14 +182,12 @@ func (c *config) readTensors(op string, t *tensors, values map[string]G.Value, l
 	if err := c.setVariant(op, all); err != nil {
 		return err
 	}
-	if v := c.score.Variant; v != nil && v.Unnormalised && logs {
-		return errs.Errorf(op, ErrUnsupported, "Args.LSE and a Variant that is Unnormalised: its weights have no sum")
-	}
-	return nil
+	return c.hasSums(op, logs)
 }
 
 // tensorsThere compiles the variant of a call of Attend on a GPU, and returns its tensors in the order of the program.
-func (c *config) tensorsThere(op string, gpu *ongpu.GPU, values map[string]G.Value, query tensor.Dtype) (there []*ongpu.Tensor, err error) {
+func (c *config) tensorsThere(op string, gpu *ongpu.GPU, a *Args, query tensor.Dtype) (there []*ongpu.Tensor, err error) {
+	values := a.Tensors
 	if len(values) > variant.MaxTensors {
 		return nil, errs.Errorf(op, ErrOption, "%d tensors; %d are the most", len(values), variant.MaxTensors)
 	}
@@ -201,7 +199,18 @@ func (c *config) tensorsThere(op string, gpu *ongpu.GPU, values map[string]G.Val
 		}
 		there, all = append(there, t), append(all, d)
 	}
-	return there, c.setVariant(op, all)
+	if err = c.setVariant(op, all); err == nil {
+		err = c.hasSums(op, a.LSE != nil)
+	}
+	return there, err
+}
+
+// hasSums returns an error if a call of Attend wants the log-sum-exp of a variant that has none.
+func (c *config) hasSums(op string, logs bool) error {
+	if v := c.score.Variant; v != nil && v.Unnormalised && logs {
+		return errs.Errorf(op, ErrUnsupported, "Args.LSE and a Variant that is Unnormalised: its weights have no sum")
+	}
+	return nil
 }
 
 // tensorThere checks a tensor of a variant that must be on a GPU.

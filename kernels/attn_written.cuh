@@ -103,3 +103,32 @@ template <class E, class S> struct WrittenRows : RowScores<S> {
 };
 
 #define WRITTEN_ATTENTION(name, T, D) LEAN_ENTRY(name, WrittenLaunchParams, T, Written<Expression>, D)
+
+// Weights that are not divided by their sum: attention writes outputs and log-sum-exps in float32, and outputs times the sums are
+// the result.
+struct RestoreParams {
+  const float *from, *logs;
+  void* out;
+  const Seq* seqs;
+  long long outRow, outHead, lseRow, lseHead; // strides, in elements
+  int sequences, rows; // rows 0: the rows of the sequences
+  int heads, dim, outType;
+};
+
+__device__ __forceinline__ void restoreRow(const RestoreParams& p, long long row) {
+  for (int i = threadIdx.x; i < p.heads * p.dim; i += blockDim.x) {
+    const int head = i / p.dim;
+    const long long at = row * p.outRow + head * p.outHead + i % p.dim;
+    storeAs(p.out, at, p.outType, p.from[at] * exponential(p.logs[row * p.lseRow + head * p.lseHead]));
+  }
+}
+__device__ __forceinline__ void restore(const RestoreParams& p) {
+  const int count = p.rows > 0 ? p.rows : p.sequences;
+  for (int i = blockIdx.x; i < count; i += gridDim.x) {
+    const int first = p.rows > 0 ? i : p.seqs[i].row, n = p.rows > 0 ? 1 : p.seqs[i].queries;
+    for (int k = 0; k < n; k++) restoreRow(p, first + k);
+  }
+}
+
+#define WRITTEN_RESTORE(name) \
+  extern "C" __global__ void name(const __grid_constant__ RestoreParams p) { restore(p); }

@@ -138,6 +138,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_variant.cuh", "ScoredLaunchParams", scoredParams{}},
 		{"kernels/attn_written.cuh", "WrittenLaunchParams", writtenLaunch{}},
 		{"kernels/attn_expression.cuh", "WrittenParams", writtenParams{}},
+		{"kernels/attn_written.cuh", "RestoreParams", restoreParams{}},
 		{"kernels/attn_variant.cuh", "ScoreParams", scoreParams{}},
 		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},

@@ -250,6 +250,9 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if g.Invariant {
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}
+	if restores(&g) {
+		_, take.states = restoreBytes(&g, max(need.Rows, least.Rows))
+	}
 	p.prefixes.size()
 	if shares {
 		form.sharing = p.layPrefixes(&results, &g, rows, form.kernel, who, &need, &least)

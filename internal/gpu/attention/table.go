@@ -368,9 +368,6 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if err := g.Check(op); err != nil {
 		return err
 	}
-	if g.Variant != nil && g.Variant.Unnormalised {
-		return gpu.Errorf(op, attn.ErrUnsupported, "a variant that is Unnormalised: on GPUs weights are divided by their sum; use host memory")
-	}
 	w := want{problem: g, features: g.Features()}
 	if find(kernels, &w) == nil {
 		return refusal(op, &w, kernels)

@@ -53,6 +53,24 @@ type writtenLaunch struct {
 	_          [(mapAlign - (unsafe.Sizeof(Params{})+unsafe.Sizeof(scoreParams{})+unsafe.Sizeof(writtenParams{})+unsafe.Sizeof(meetParams{})+8)%mapAlign) % mapAlign]byte
 }
 
+// restoreParams is struct RestoreParams.
+type restoreParams struct {
+	from, logs, out, seqs                uint64 // addresses
+	outRow, outHead, lseRow, lseHead     int64
+	sequences, rows, heads, dim, outType int32
+	_                                    [4]byte
+}
+
+// restores reports whether weights are not divided by their sum: a second launch multiplies outputs in float32.
+func restores(g *attn.Problem) bool { return g.Variant != nil && g.Variant.Unnormalised }
+
+// restoreBytes returns the offset of the log-sum-exps behind outputs of rows in float32, and the end.
+func restoreBytes(g *attn.Problem, rows int) (lse, end int64) {
+	const align = 16
+	lse = (int64(g.Out.Extent(rows, g.Heads, g.ValueDim))*4 + align - 1) / align * align
+	return lse, lse + int64(g.LSE.Extent(rows, g.Heads, 1))*4
+}
+
 // written is the part of a plan for variants.
 type written struct {
 	lists  list[int32] // of each of seqs the number of its first block of rows in starts; -1: all its LeanTiles are scheduled
@@ -181,6 +199,10 @@ func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, er
 	sum := sha256.Sum256([]byte(text.Text))
 	name := fmt.Sprintf("written_%s_%d_%s", gpu.Name(k.kv), g.Dim, hex.EncodeToString(sum[:8]))
 	source := fmt.Sprintf("#include \"attn_written.cuh\"\n%sWRITTEN_ATTENTION(%s, %s, %d)\n", text.Text, name, formats[k.kv], g.Dim)
+	restore := name + "_restore"
+	if restores(g) {
+		source += "WRITTEN_RESTORE(" + restore + ")\n"
+	}
 	made := e.printed.kernels[source]
 	if made == nil {
 		m, err := gpu.Compiled(e.dev, source)
@@ -194,6 +216,12 @@ func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, er
 		copied := *k
 		made = &copied
 		made.line, made.entries, made.functions = k, []string{name}, []*cuda.Function{f}
+		if restores(g) {
+			if f, err = m.Function(restore); err != nil {
+				return printedKernel{}, err
+			}
+			made.functions = append(made.functions, f)
+		}
 	}
 	const most = 256 // programs that are known, which a map keeps in memory
 	if e.printed.kernels == nil {
@@ -213,7 +241,13 @@ func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err != nil {
 		return err
 	}
-	grid, err := p.arguments(o)
+	own := *o
+	if restores(g) {
+		lse, end := restoreBytes(g, p.reach)
+		own.Out = gpu.Memory{Buffer: p.memory.states, DType: attn.Float32, Len: int(lse / 4)}
+		own.LSE = gpu.Memory{Buffer: p.memory.states, Offset: lse, DType: attn.Float32, Len: int(end-lse) / 4}
+	}
+	grid, err := p.arguments(&own)
 	if err != nil {
 		return err
 	}
@@ -233,8 +267,21 @@ func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 	p.args.Reset()
 	cuda.Struct(&p.args, l)
 	p.hold(o)
-	return k.functions[0].Launch(s, grid, &p.args)
+	if err := k.functions[0].Launch(s, grid, &p.args); err != nil || !restores(g) {
+		return err
+	}
+	r := &restoreParams{
+		from: own.Out.Address(), logs: own.LSE.Address(), out: o.Out.Address(), seqs: p.seqs.address(&p.memory),
+		outRow: int64(g.Out.Row), outHead: int64(g.Out.Head), lseRow: int64(g.LSE.Row), lseHead: int64(g.LSE.Head),
+		sequences: int32(len(p.seqs.data)), rows: int32(p.form.rows), heads: int32(g.Heads), dim: int32(g.ValueDim), outType: gpu.Code(o.Out.DType),
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, r)
+	p.hold(o)
+	return k.functions[1].Launch(s, cuda.Grid{Blocks: [3]int{p.engine.blocks}, Threads: [3]int{restoreThreads}}, &p.args)
 }
+
+const restoreThreads = 256
 
 // checkTensors returns an error if o's tensors are not those of the problem's variant, or if an index of one may be out of range for a query
 // and a key of the plan. Elements of tensors may be any numbers.
@@ -242,6 +289,9 @@ func (p *Plan) checkTensors(op string, o *Operands) error {
 	g := &p.form.geometry
 	if g.Variant == nil {
 		return nil
+	}
+	if restores(g) && o.LSE.Buffer != nil {
+		return gpu.Errorf(op, attn.ErrUnsupported, "a log-sum-exp of a variant that is Unnormalised: its weights have no sum")
 	}
 	first, last, keys, seqs := math.MaxInt, 0, 1, 1
 	for i := range p.seqs.data {
