@@ -77,27 +77,6 @@ func testVariantThere(t *testing.T, gpu *device.GPU, c *variantCase) {
 	}
 }
 
-// TestGPUVariants: variants of the gallery on a GPU, of dense batches and of caches.
-func TestGPUVariants(t *testing.T) {
-	gpu := devicetest.Open(t)
-	nvrtc.ForTest(t)
-	rng := reftest.Rand(t)
-	order := rng.Perm(len(reftest.Gallery))
-	for _, i := range order[:reftest.Cases(t, 1, len(order))] {
-		c := newVariantCaseOf(rng, i, 64, 64)
-		name := reftest.Gallery[i].Name
-		t.Run(name, func(t *testing.T) {
-			testVariantThere(t, gpu, c)
-			for c.queries > c.keys {
-				c = newVariantCaseOf(rng, i, 64, 64)
-			}
-			for _, there := range []*device.GPU{nil, gpu} {
-				testVariantCached(t, rng, c, la.CacheConfig{DType: tensor.Float32, Device: gpu}, there)
-			}
-		})
-	}
-}
-
 // Without NVRTC, the error says what is missing and where it was looked for.
 func TestGPUVariantWithoutNVRTC(t *testing.T) {
 	gpu := devicetest.Open(t)
@@ -122,5 +101,26 @@ func TestGPUVariantWithoutNVRTC(t *testing.T) {
 	wantError(t, err, la.ErrUnsupported, "CachedAttention", "no NVRTC", nvrtc.Variable, "pip install")
 	if strings.Count(err.Error(), "no NVRTC") != 1 {
 		t.Error(err)
+	}
+}
+
+// TestGPUVariants: variants of the gallery on a GPU, of dense batches and of caches.
+func TestGPUVariants(t *testing.T) {
+	gpu := devicetest.Open(t)
+	nvrtc.ForTest(t)
+	rng := reftest.Rand(t)
+	order := rng.Perm(len(reftest.Gallery))
+	for _, i := range order[:reftest.Cases(t, 1, len(order))] {
+		c := newVariantCaseOf(rng, i, 64, 64)
+		name := reftest.Gallery[i].Name
+		t.Run(name, func(t *testing.T) {
+			testVariantThere(t, gpu, c)
+			for c.queries > c.keys {
+				c = newVariantCaseOf(rng, i, 64, 64)
+			}
+			for _, there := range []*device.GPU{nil, gpu} {
+				testVariantCached(t, rng, c, la.CacheConfig{DType: tensor.Float32, Device: gpu}, there)
+			}
+		})
 	}
 }

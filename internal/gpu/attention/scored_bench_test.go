@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda/nvrtc"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // benchStep is a step of equal sequences. If page is 0, a sequence is one page.
@@ -44,6 +46,27 @@ func BenchmarkGPUScores(b *testing.B) {
 			{name: "1024 keys", keys: 1024, spoil: func(g *attn.Problem) {}},
 			{name: "window 1024", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = 1024 }},
 			{name: "window 1020, 4 sink tokens", keys: c.keys, spoil: func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
+		})
+	}
+}
+
+// BenchmarkGPUWritten compares variants of a user with built-in changes and masks, and with plain decode.
+func BenchmarkGPUWritten(b *testing.B) {
+	nvrtc.ForTest(b)
+	m := realGPU(b)
+	written := func(score, visible string) func(g *attn.Problem) {
+		v, err := variant.New(variant.Source{Score: score, Visible: visible, Params: map[string]float64{"cap": 30, "slope": 0.25}})
+		noError(b, err)
+		return func(g *attn.Problem) { g.Variant = v }
+	}
+	for _, c := range []benchStep{{1, 1, 32, 8, 8192, 128, 0}, {16, 1, 32, 8, 8192, 128, 0}, {6, 1, 48, 48, 16384, 64, 0}, {8, 1, 32, 8, 65536, 128, 16}, {1, 16, 32, 8, 8192, 128, 0}} {
+		m.benchmarkVariants(b, c, []benchVariant{
+			{name: "plain", keys: c.keys, spoil: func(g *attn.Problem) {}},
+			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "cap, written", keys: c.keys, spoil: written("cap*tanh(score/cap)", "")},
+			{name: "ALiBi", keys: c.keys, spoil: func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
+			{name: "ALiBi, written", keys: c.keys, spoil: written("score + slope*(key-query)", "")},
+			{name: "half of the blocks, written", keys: c.keys, spoil: written("", "div(key, 256) % 2 == 0")},
 		})
 	}
 }
