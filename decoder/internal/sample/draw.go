@@ -34,25 +34,31 @@ func newWeights(most float32, temperature float64) weights {
 	return weights{float64(most), min(math.Log2E/temperature, math.MaxFloat64)}
 }
 
-// powers[i] is the bit pattern of 2^(i/64).
-var powers = func() (bits [64]uint64) {
+// powers[i] is the bit pattern of 2^(i/powerSteps).
+var powers = func() (bits [powerSteps]uint64) {
 	for i := range bits {
-		bits[i] = math.Float64bits(math.Exp2(float64(i) / 64))
+		bits[i] = math.Float64bits(math.Exp2(float64(i) / powerSteps))
 	}
 	return bits
 }()
 
+// powerSteps is the number of powers: so many that three steps of a series are enough, and so few that the table stays in the first-level
+// cache.
+const (
+	powerBits  = 10
+	powerSteps = 1 << powerBits
+)
+
 // of returns exp((x-most)/temperature) with a relative error below 1e-12, or 0 below 2^-1000. of is faster than math.Exp. The
-// exponent of 2 is n/64 + r/ln 2: the table powers gives the factor 2^(n/64), and a series gives the factor exp(r).
+// exponent of 2 is n/powerSteps + r/ln 2: the table powers gives the factor 2^(n/powerSteps), and a series gives the factor exp(r).
 func (w weights) of(x float32) float64 {
 	y := (float64(x) - w.most) * w.scale
 	if !(y >= -1000) {
 		return 0
 	}
-	n := int(y*64 - 0.5)
-	r := (y - float64(n)/64) * math.Ln2
-	series := 1 + r*(1+r*(1.0/2+r*(1.0/6+r*(1.0/24+r*(1.0/120)))))
-	return math.Float64frombits(powers[n&63]+uint64(int64(n>>6)<<52)) * series
+	n := int(y*powerSteps - 0.5)
+	r := (y - float64(n)*(1.0/powerSteps)) * math.Ln2
+	return math.Float64frombits(powers[n&(powerSteps-1)]+uint64(n>>powerBits)<<52) * (1 + r*(1+r*(1.0/2+r*(1.0/6))))
 }
 
 // sum returns the sum of the weights of at least leastWeight, added in the order of ids.
