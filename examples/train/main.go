@@ -1,20 +1,13 @@
 // Command train trains a model of one decoder layer on a small text, by a graph that is written by hand: model.go. The command
-// trains twice from the same seed: with attention made of Gorgonia's own ops (default), and with leanattention's node (lean).
-// The losses are equal, and the memory is not.
+// trains twice from the same seed, with attention made of Gorgonia's own ops (default) and with leanattention's node (lean), and
+// prints the losses, which are equal, and the bytes that a step of each allocates, which are not. With a GPU, the command compares
+// host memory with the GPU, where attention has 16 bits, since its gradients have. The program is short enough to be copied.
 //
 //	go run ./examples/train -steps 300
-//
-// The command prints the losses of both, and then the bytes that a step of each allocates at growing contexts, as the runtime
-// counts them. With a GPU, it trains a larger model instead, in host memory and on the GPU, and prints the losses of both:
-//
 //	go run ./examples/train -device gpu
-//
-// On a GPU, attention has 16 bits, since its gradients have, and all else has 32. So the losses differ a little. The program is short
-// enough to be copied.
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -45,79 +38,58 @@ func main() {
 		fmt.Fprintf(os.Stderr, "-steps is %d, and must be at least 1; -device is %q, and must be cpu or gpu; the arguments are %q, and must be none\n", *steps, *where, flag.Args())
 		os.Exit(2)
 	}
-	train := run
-	if *where == "gpu" {
-		train = runOnGPU
-	}
-	if err := train(*steps, *seed, os.Stdout); err != nil {
+	if err := run(*steps, *seed, *where == "gpu", os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run trains with both attentions, and writes what they need.
-func run(steps int, seed uint64, out io.Writer) error {
-	stock, err := train(kind{attend: la.Default}, trained, steps, seed)
-	if err != nil {
-		return err
-	}
-	lean, err := train(kind{attend: la.Attention}, trained, steps, seed)
-	if err != nil {
-		return err
-	}
-	compare(out, [2]string{"default", "lean"}, [2]course{stock, lean})
-
-	fmt.Fprintf(out, "\nmemory, MiB that a step allocates\ncontext   default      lean\n")
-	for _, n := range contexts {
-		a, err := memory(kind{attend: la.Default}, n)
+// run trains twice from one seed, and writes the losses and times. Without a GPU, run also writes what a step allocates.
+func run(steps int, seed uint64, gpu bool, out io.Writer) (err error) {
+	s, names, kinds := trained, [2]string{"default", "lean"}, [2]kind{{attend: la.Default}, {attend: la.Attention}}
+	if gpu {
+		d, err := device.Open(0)
 		if err != nil {
 			return err
 		}
-		b, err := memory(kind{attend: la.Attention}, n)
-		if err != nil {
+		defer d.Close()
+		s, names, kinds = onGPU, [2]string{"cpu", "gpu"}, [2]kind{{attend: la.Attention}, {la.Attention, true, d}}
+	}
+	var courses [2]course
+	for i, k := range kinds {
+		if courses[i], err = train(k, s, steps, seed); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "%7d%10.1f%10.1f\n", n, a, b)
 	}
-	return nil
-}
-
-// runOnGPU trains in host memory and on a GPU, and writes the losses.
-func runOnGPU(steps int, seed uint64, out io.Writer) (err error) {
-	gpu, err := device.Open(0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, gpu.Close()) }()
-	here, err := train(kind{attend: la.Attention}, onGPU, steps, seed)
-	if err != nil {
-		return err
-	}
-	there, err := train(kind{attend: half, gpu: gpu}, onGPU, steps, seed)
-	if err != nil {
-		return err
-	}
-	compare(out, [2]string{"cpu", "gpu"}, [2]course{here, there})
-	return nil
-}
-
-// compare writes the losses of two courses.
-func compare(out io.Writer, names [2]string, courses [2]course) {
 	fmt.Fprintf(out, "loss, nats a character\n  step%10s%10s\n", names[0], names[1])
 	a, b, most := courses[0], courses[1], 0.0
 	for i, loss := range a.losses {
 		most = max(most, math.Abs(loss-b.losses[i]))
-		if i%10 == 0 || i == len(a.losses)-1 {
+		if i%10 == 0 || i == steps-1 {
 			fmt.Fprintf(out, "%6d%10.4f%10.4f\n", i+1, loss, b.losses[i])
 		}
 	}
-	fmt.Fprintf(out, "    ms%10.1f%10.1f  a step\n", a.milliseconds, b.milliseconds)
-	fmt.Fprintf(out, "the losses differ by %.2g at most\n", most)
+	fmt.Fprintf(out, "    ms%10.1f%10.1f  a step\nthe losses differ by %.2g at most\n", a.milliseconds, b.milliseconds, most)
+	if gpu {
+		return nil
+	}
+	fmt.Fprintf(out, "\nmemory, MiB that a step allocates\ncontext   default      lean\n")
+	for _, n := range contexts {
+		s.batch, s.context = 1, n
+		for i, k := range kinds {
+			if courses[i], err = train(k, s, 2, 1); err != nil { // the first step also allocates what all steps share
+				return err
+			}
+		}
+		fmt.Fprintf(out, "%7d%10.1f%10.1f\n", n, courses[0].mib, courses[1].mib)
+	}
+	return nil
 }
 
 // course is the course of a training.
 type course struct {
 	losses       []float64 // of each step
 	milliseconds float64   // of a step, on average
+	mib          float64   // that the last step allocates
 }
 
 // train trains a new model.
@@ -126,36 +98,18 @@ func train(k kind, s size, steps int, seed uint64) (c course, err error) {
 	if err != nil {
 		return c, err
 	}
-	defer m.close()
+	defer m.machine.Close()
+	var before, after runtime.MemStats
 	begin := time.Now()
 	for range steps {
+		runtime.ReadMemStats(&before)
 		loss, err := m.step()
 		if err != nil {
 			return c, err
 		}
 		c.losses = append(c.losses, loss)
 	}
-	c.milliseconds = time.Since(begin).Seconds() * 1e3 / float64(steps)
-	return c, nil
-}
-
-// memory returns the MiB that a training step with one sequence of context tokens allocates.
-func memory(k kind, context int) (float64, error) {
-	s := trained
-	s.batch, s.context = 1, context
-	m, err := newModel(k, s, 1)
-	if err != nil {
-		return 0, err
-	}
-	defer m.close()
-	if _, err := m.step(); err != nil { // the first step also allocates what all steps share
-		return 0, err
-	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	if _, err := m.step(); err != nil {
-		return 0, err
-	}
 	runtime.ReadMemStats(&after)
-	return float64(after.TotalAlloc-before.TotalAlloc) / (1 << 20), nil
+	c.milliseconds, c.mib = time.Since(begin).Seconds()*1e3/float64(steps), float64(after.TotalAlloc-before.TotalAlloc)/(1<<20)
+	return c, nil
 }

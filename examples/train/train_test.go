@@ -45,15 +45,19 @@ func TestGradTrain(t *testing.T) {
 	short(t)
 	var courses [2]course
 	var allocated [2][2]float64
-	for i, a := range []attention{la.Default, la.Attention} {
+	for i, a := range []kind{{attend: la.Default}, {attend: la.Attention}} {
 		var err error
-		if courses[i], err = train(kind{attend: a}, trained, 40, 7); err != nil {
+		if courses[i], err = train(a, trained, 40, 7); err != nil {
 			t.Fatal(err)
 		}
 		for j, n := range contexts {
-			if allocated[i][j], err = memory(kind{attend: a}, n); err != nil {
+			s := trained
+			s.batch, s.context = 1, n
+			c, err := train(a, s, 2, 1)
+			if err != nil {
 				t.Fatal(err)
 			}
+			allocated[i][j] = c.mib
 		}
 		first, last := courses[i].losses[0], courses[i].losses[39]
 		if most := math.Log(float64(len(vocabulary))) + 1; !(first < most) || !(last < first-0.5) {
@@ -105,18 +109,18 @@ func TestGPUTrain(t *testing.T) {
 		steps = 20
 	}
 	for _, c := range []struct {
-		name        string
-		here, there attention
-		steps       int
-		off         float64
-	}{{"attention", la.Attention, half, steps, 2e-3}, {"products", products, products, min(5*steps, 20), 1e-5}} {
-		want, err := train(kind{attend: c.here}, onGPU, c.steps, 7)
+		name  string
+		kind  kind
+		steps int
+		off   float64
+	}{{"attention", kind{attend: la.Attention, half: true, gpu: gpu}, steps, 2e-3}, {"products", kind{attend: products, gpu: gpu}, min(5*steps, 20), 1e-5}} {
+		want, err := train(kind{attend: c.kind.attend}, onGPU, c.steps, 7)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var courses [2]course
 		for i := range courses {
-			if courses[i], err = train(kind{attend: c.there, gpu: gpu}, onGPU, c.steps, 7); err != nil {
+			if courses[i], err = train(c.kind, onGPU, c.steps, 7); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -133,7 +137,7 @@ func TestGPUTrain(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := runOnGPU(2, 1, &out); err != nil {
+	if err := run(2, 1, true, &out); err != nil {
 		t.Fatal(err)
 	}
 	if got := out.String(); !strings.Contains(got, "cpu       gpu\n     1 ") || !strings.Contains(got, "the losses differ by ") || strings.Contains(got, "NaN") {
@@ -145,7 +149,7 @@ func TestGPUTrain(t *testing.T) {
 func TestCommand(t *testing.T) {
 	short(t)
 	var out bytes.Buffer
-	if err := run(13, 1, &out); err != nil {
+	if err := run(13, 1, false, &out); err != nil {
 		t.Fatal(err)
 	}
 	var first []string
