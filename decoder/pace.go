@@ -8,10 +8,11 @@ import (
 // pace bounds the rows of prompts in steps that give other texts their next tokens, so that such a step takes about Options.Gap times as
 // long as a step without prompts. The bound follows the times of the steps before.
 type pace struct {
-	most  float64 // Options.Gap; 0: no bound
-	usual float64 // seconds of a step without prompts; 0: not known
-	bound float64 // rows; 0: none was needed yet
-	steps int     // that told usual: one without prompts, or guesses of several with prompts
+	most    float64 // Options.Gap; 0: no bound
+	usual   float64 // seconds of a step without prompts; 0: not known
+	singles int     // texts of that step
+	bound   float64 // rows; 0: none was needed yet
+	steps   int     // that told usual: one without prompts, or guesses of several with prompts
 }
 
 const (
@@ -41,6 +42,10 @@ func (p *pace) took(singles, prompts int, d time.Duration) {
 	if p.most == 0 || singles == 0 || s <= 0 {
 		return
 	}
+	if more := singles - p.singles; more != 0 && p.usual > 0 && s > p.usual && prompts+more > 0 { // a text's row takes as long as a prompt's
+		p.usual = max(p.usual+(s-p.usual)*float64(more)/float64(prompts+more), p.usual/2)
+	}
+	p.singles = singles
 	before, bound := p.usual, cmp.Or(p.bound, firstRows)
 	switch {
 	case before == 0:

@@ -92,6 +92,35 @@ func TestGap(t *testing.T) {
 	}
 }
 
+// TestGapOfMany: when many texts begin beside one, the bound follows their growing number: no step takes longer than Gap usual ones of so many
+// texts, and their prompts are read in few steps.
+func TestGapOfMany(t *testing.T) {
+	const texts, prompt, gap = 32, 90, 3
+	for _, c := range []struct {
+		step, row time.Duration
+		steps     int // at most
+	}{{5 * time.Millisecond, time.Millisecond, 100}, {10 * time.Millisecond, 400 * time.Microsecond, 50}, {time.Millisecond, time.Millisecond, 200}} {
+		p := pace{most: gap}
+		for range 20 {
+			p.took(1, 0, c.step+c.row)
+		}
+		steps, singles := 0, 1
+		for left := (texts - 1) * prompt; left > 0; steps++ {
+			n := min(p.rows(singles, 384), left)
+			took, usual := c.step+time.Duration(n+singles)*c.row, c.step+time.Duration(singles)*c.row
+			if n > firstRows && took > gap*usual {
+				t.Errorf("%v: a step of %d texts and %d rows takes %v, and without the rows %v", c, singles, n, took, usual)
+			}
+			p.took(singles, n, took)
+			left -= n
+			singles = texts - (left+prompt-1)/prompt
+		}
+		if steps > c.steps {
+			t.Errorf("%v: the prompts take %d steps", c, steps)
+		}
+	}
+}
+
 // TestPace: the bound is in [fewestRows, limit], whatever times are told.
 func TestPace(t *testing.T) {
 	p := pace{most: 3}
