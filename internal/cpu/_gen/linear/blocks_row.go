@@ -74,21 +74,13 @@ func (f blockFormat) rowAVX512(g *gen) {
 	g.zero(sum)
 	g.MOVQ(g.fieldAt(a, "x"), x)
 	g.MOVQ(groups, left)
-	g.TESTQ(left, left)
-	g.JZ(LabelRef("rest"))
-	g.Label("group")
-	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
-	group(false)
-	g.ADDQ(U32(xSize), x)
-	g.DECQ(left)
-	g.JNZ(LabelRef("group"))
-	g.Label("rest")
-	g.TESTQ(rest, rest)
-	g.JZ(LabelRef("end"))
 	u.left = rest
-	g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
-	group(true)
-	g.Label("end")
+	g.eachGroup(left, rest, func(part bool) {
+		g.prefetchLines(fetch, g.fieldAt(a, "fetchStep"), 4*size)
+		if group(part); !part {
+			g.ADDQ(U32(xSize), x)
+		}
+	})
 	yStep := g.field(a, "yStep")
 	g.put4(g.overBlocks(sum), yStep, y)
 	g.LEAQ(Mem{Base: y, Index: yStep, Scale: 4}, y)

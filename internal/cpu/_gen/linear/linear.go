@@ -179,19 +179,23 @@ func dot(g *gen, set isa, t dtype, nx int) {
 	g.ret()
 }
 
+// fold returns, in each 128 bits, the sums of the four lanes of each of four vectors. unpack interleaves the low and the high lanes of 32
+// bits, and then those of 64 bits.
+func (g *gen) fold(v []reg.VecVirtual, add func(...Op), unpack [4]func(...Op)) reg.VecVirtual {
+	pair := func(a, b reg.VecVirtual, low, high func(...Op)) reg.VecVirtual {
+		x, y := g.vec(), g.vec()
+		low(b, a, x)
+		high(b, a, y)
+		add(y, x, x)
+		return x
+	}
+	return pair(pair(v[0], v[1], unpack[0], unpack[1]), pair(v[2], v[3], unpack[0], unpack[1]), unpack[2], unpack[3])
+}
+
 // sum4 returns the sums of the lanes of four vectors as the four lanes of one. (VHADDPS would be shorter,
 // but knows the first sixteen registers only.)
 func (g *gen) sum4(v []reg.VecVirtual) reg.VecVirtual {
-	fold := func(lo, hi func(...Op), a, b reg.VecVirtual) reg.VecVirtual {
-		x, y := g.vec(), g.vec()
-		lo(b, a, x)
-		hi(b, a, y)
-		g.VADDPS(y, x, x)
-		return x
-	}
-	ps := func(a, b reg.VecVirtual) reg.VecVirtual { return fold(g.VUNPCKLPS, g.VUNPCKHPS, a, b) }
-	pd := func(a, b reg.VecVirtual) reg.VecVirtual { return fold(g.VUNPCKLPD, g.VUNPCKHPD, a, b) }
-	sums := pd(ps(v[0], v[1]), ps(v[2], v[3])) // in every 128 bits
+	sums := g.fold(v, g.VADDPS, [4]func(...Op){g.VUNPCKLPS, g.VUNPCKHPS, g.VUNPCKLPD, g.VUNPCKHPD})
 	if g.isa.lanes == 16 {
 		half := g.YMM()
 		g.VEXTRACTF64X4(Imm(1), sums, half)

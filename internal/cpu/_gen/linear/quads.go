@@ -28,15 +28,7 @@ const (
 
 // across returns the vector whose lane 4*b + s is the sum of lanes 4*b to 4*b + 3 of vector s.
 func (g *gen) across(v []reg.VecVirtual) reg.VecVirtual {
-	fold := func(lo, hi func(...Op), a, b reg.VecVirtual) reg.VecVirtual {
-		x, y := g.ZMM(), g.ZMM()
-		lo(b, a, x)
-		hi(b, a, y)
-		g.VPADDD(y, x, x)
-		return x
-	}
-	dq := func(a, b reg.VecVirtual) reg.VecVirtual { return fold(g.VPUNPCKLDQ, g.VPUNPCKHDQ, a, b) }
-	return fold(g.VPUNPCKLQDQ, g.VPUNPCKHQDQ, dq(v[0], v[1]), dq(v[2], v[3]))
+	return g.fold(v, g.VPADDD, [4]func(...Op){g.VPUNPCKLDQ, g.VPUNPCKHDQ, g.VPUNPCKLQDQ, g.VPUNPCKHQDQ})
 }
 
 // turned are the indices that make lane 4*b + s of lane 4*s + b.
@@ -128,7 +120,7 @@ func (g *gen) oneQuads(k kind) {
 	g.ret()
 }
 
-// offset returns where an xGroup has what the sums of part i begin with.
+// offset returns the offset in an xGroup of the initial sums of part i.
 func (g *gen) offset(k kind, i int) int {
 	if k.halves {
 		return xOffsets + 64*(i+1)
@@ -258,19 +250,12 @@ func (f blockFormat) pack(g *gen) {
 			g.VMOVUPS(minima, Mem{Base: to, Disp: sSecond})
 		}
 	}
-	g.TESTQ(groups, groups)
-	g.JZ(LabelRef("rest"))
-	g.Label("group")
-	group(false)
-	g.ADDQ(U32(panelSize), to)
-	g.DECQ(groups)
-	g.JNZ(LabelRef("group"))
-	g.Label("rest")
-	g.TESTQ(rest, rest)
-	g.JZ(LabelRef("end"))
 	u.left = rest
-	group(true)
-	g.Label("end")
+	g.eachGroup(groups, rest, func(part bool) {
+		if group(part); !part {
+			g.ADDQ(U32(panelSize), to)
+		}
+	})
 	g.ret()
 }
 

@@ -194,6 +194,21 @@ func (f blockFormat) byBlock(g *gen, set isa) {
 	})
 }
 
+// eachGroup emits body for each of left groups, and then for a part of a group if rest is not 0. left is 0 afterwards.
+func (g *gen) eachGroup(left, rest reg.GPVirtual, body func(part bool)) {
+	g.TESTQ(left, left)
+	g.JZ(LabelRef("rest"))
+	g.Label("group")
+	body(false)
+	g.DECQ(left)
+	g.JNZ(LabelRef("group"))
+	g.Label("rest")
+	g.TESTQ(rest, rest)
+	g.JZ(LabelRef("end"))
+	body(true)
+	g.Label("end")
+}
+
 // unpackAVX512 makes the kernel that goes group by group.
 func (f blockFormat) unpackAVX512(g *gen) {
 	switch {
@@ -222,20 +237,16 @@ func (f blockFormat) unpackAVX512(g *gen) {
 	u.left = rest
 	u.rows(func(from, to reg.GPVirtual) {
 		g.MOVQ(groups, left)
-		g.TESTQ(left, left)
-		g.JZ(LabelRef("rest"))
-		g.Label("group")
-		u.prefetchLines(u.fetch, u.fetchStep, size)
-		u.storeGroup(f.group(u, from, false), to)
-		g.ADDQ(U32(uint32(size)), from)
-		g.ADDQ(U32(wSize), to)
-		g.DECQ(left)
-		g.JNZ(LabelRef("group"))
-		g.Label("rest")
-		g.TESTQ(rest, rest)
-		g.JZ(LabelRef("end"))
-		u.storeGroup(f.group(u, from, true), to)
-		g.Label("end")
+		g.eachGroup(left, rest, func(part bool) {
+			if !part {
+				u.prefetchLines(u.fetch, u.fetchStep, size)
+			}
+			u.storeGroup(f.group(u, from, part), to)
+			if !part {
+				g.ADDQ(U32(uint32(size)), from)
+				g.ADDQ(U32(wSize), to)
+			}
+		})
 	})
 }
 
