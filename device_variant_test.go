@@ -77,7 +77,7 @@ func testVariantThere(t *testing.T, gpu *device.GPU, c *variantCase) {
 	}
 }
 
-// Without NVRTC, the error says what is missing and where it was looked for.
+// Without NVRTC, the error names the library and the places that were searched.
 func TestGPUVariantWithoutNVRTC(t *testing.T) {
 	gpu := devicetest.Open(t)
 	t.Setenv(nvrtc.Variable, t.TempDir()+"/libnvrtc.so")

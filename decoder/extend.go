@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// extendAll continues the texts whose tokens have all been read. Their tokens are chosen by several goroutines, but for those of texts with
-// a Constraint, which is the caller's.
+// extendAll continues the texts whose tokens have all been read. Several goroutines choose the next tokens. The caller's goroutine chooses
+// those of texts with a Constraint, since a Constraint is the user's code.
 func (s *scheduler) extendAll(todo []work, r *results) {
 	all, early := s.choices[:0], 0
 	for i, w := range todo {
@@ -48,7 +48,7 @@ func (s *scheduler) extendAll(todo []work, r *results) {
 type choice struct {
 	text  *Text
 	row   int  // of the results
-	early bool // token and err are the text's before it is continued
+	early bool // another goroutine may choose the token: token and err are set before the text is continued
 	token Token
 	err   error
 }

@@ -1,4 +1,4 @@
-// What printed expressions of a user use (internal/variant): parameters and functions.
+// Parameters and functions of a user's printed expressions (internal/variant).
 #pragma once
 #include "attn_variant.cuh"
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ float exponential(float x) {
   return exp2_(y) * __fmaf_rn(rest, LN2, 1.f);
 }
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exponential(-x)); }
-// log(1 + e^x). What 1 + t loses of t, the quotient gives back.
+// log(1 + e^x). The quotient restores the bits of t that 1 + t loses.
 __device__ __forceinline__ float softplus(float x) {
   const float t = exponential(-fabsf(x)), y = 1.f + t;
   return largest(x, 0.f) + (y == 1.f ? t : logf(y) * __fdividef(t, y - 1.f));

@@ -8,7 +8,7 @@
 //	changes   whether there are changes of scores before, as Scored has them
 //	windows   whether windows hide keys, too
 //	reads     whether the expressions read tensors: then `of` is called for keys of the sequence alone
-//	of        what a score, a natural one, becomes; -Inf for a hidden key
+//	of        the changed score, a natural one; -Inf for a hidden key
 //
 // and one WRITTEN_ATTENTION.
 #pragma once

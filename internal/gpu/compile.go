@@ -113,7 +113,7 @@ func keyOf(version, arch, source string, headers map[string][]byte) string {
 }
 
 // cache is a folder of images, which have their keys as names. A file begins with the hash of the rest, so that a torn file is none. An
-// empty cache, "", keeps nothing. What fails in a cache is as if nothing were there.
+// empty cache, "", keeps nothing. A file operation that fails counts as a missing file.
 type cache string
 
 const (
@@ -175,7 +175,7 @@ func (c cache) write(key string, image []byte) {
 	c.trim()
 }
 
-// trim removes the files that were not used for the longest time, beyond the cache's limits, and what a process that ended has left.
+// trim removes the least recently used files beyond the cache's limits, and unfinished files older than an hour.
 func (c cache) trim() {
 	entries, err := os.ReadDir(string(c))
 	if err != nil {

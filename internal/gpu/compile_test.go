@@ -46,7 +46,7 @@ func TestKeyOf(t *testing.T) {
 	}
 }
 
-// A torn or changed file is no image, and old files make room for new ones.
+// A torn or changed file is not an image. Writing a file beyond the cache's limits removes the oldest files.
 func TestCache(t *testing.T) {
 	c := cache(filepath.Join(t.TempDir(), "new", "cache"))
 	image := []byte("an image")

@@ -369,7 +369,7 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 	return o, lse, nil
 }
 
-// intBytes returns a copy of the elements as ints of 32 bits, which is what GPUs read.
+// intBytes returns a copy of the elements as ints of 32 bits, the type that GPU kernels read.
 func intBytes(t *variant.Tensor) []byte {
 	b := make([]byte, 0, 4*t.Len())
 	for i := range t.Len() {

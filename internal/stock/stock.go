@@ -176,8 +176,8 @@ func ChildrenOf(n *G.Node) []*G.Node {
 	return nodes
 }
 
-// SetDeriv makes grad the gradient of n, as Gorgonia's Backpropagate does: Deriv of n and DerivOf of grad are known then. Backpropagate
-// itself can't be asked to, since it panics at a graph that has a gradient of SoftMax.
+// SetDeriv makes grad the gradient of n, as Gorgonia's Backpropagate does: Deriv of n and DerivOf of grad return the other node then.
+// Gorgonia's Backpropagate cannot be called for this, since Backpropagate panics at a graph that has a gradient of SoftMax.
 func SetDeriv(n, grad *G.Node) {
 	set := func(of *G.Node, field string, to any) {
 		f := reflect.ValueOf(of).Elem().FieldByName(field)

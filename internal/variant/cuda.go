@@ -11,7 +11,7 @@ type Printed struct {
 	// Text is a struct Expression. Its functions have neither loops nor preprocessing directives. Programs that differ in the numbers
 	// of Params alone have one Text.
 	Text string
-	// Numbers are what follows from Params, as bits of float32 and int32.
+	// Numbers are the constants that depend on Params, as bits of float32 and int32.
 	Numbers []uint32
 	// Reads reports whether the expressions read elements of tensors.
 	Reads bool
@@ -55,7 +55,7 @@ func (p *Program) CUDA(loads []string, flags string) Printed {
 	return Printed{Text: text, Numbers: w.numbers, Reads: w.reads}
 }
 
-// value prints node i and what it depends on, and returns its name.
+// value prints node i and the nodes that node i depends on, and returns the name of node i's constant.
 func (w *printer) value(i int) string {
 	if name, ok := w.names[i]; ok {
 		return name

@@ -25,7 +25,7 @@ import (
 type builder struct {
 	*config
 	stdout   io.Writer
-	compiler *nvrtc.Compiler // opened when first needed: what is up to date needs none
+	compiler *nvrtc.Compiler // opened at the first stale unit
 }
 
 // unit is one translation unit.

@@ -51,8 +51,8 @@ const (
 	// call, four streams of keys or values saturate memory.
 	aheadBytes = 2048
 
-	// leastPanel is the least number of quads of values that many rows take together: each panel reads and writes the
-	// whole output, so with wide values one quad is too few.
+	// leastPanel is the least number of quads of values in a call of weightedBlock. Each call reads and writes the whole
+	// output, so with wide values one quad is too few.
 	leastPanel = 4
 )
 

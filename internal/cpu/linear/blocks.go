@@ -257,7 +257,7 @@ func (l *linearRun) packSet(s *blockScratch, dst, src unsafe.Pointer, n int) {
 	b.kernels.interleave(a)
 }
 
-// secondOf is where a weightGroup of a kind has what is second in a panelGroup.
+// secondOf is the offset in a weightGroup, by kind, of the numbers that a panelGroup has as second.
 var secondOf = [blockKinds]int{int(unsafe.Offsetof(weightGroup{}.minima)), int(unsafe.Offsetof(weightGroup{}.minima)), int(unsafe.Offsetof(weightGroup{}.high))}
 
 // rowFeatures computes the sums of output features [from, to) of a layer for one row or, of E4M3, for the few rows that the kernel is for.

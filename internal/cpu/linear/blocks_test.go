@@ -278,7 +278,7 @@ func TestBlocksAlone(t *testing.T) {
 	}
 }
 
-// TestPanels: kernels that make panels make what unpacked and interleaved rows are, and write no other set.
+// TestPanels: a pack kernel writes the same set as unpacking and interleaving the rows, and no other set.
 func TestPanels(t *testing.T) {
 	rng := reftest.Rand(t)
 	k := linearTiers[cpu.InUse()].blocks

@@ -52,7 +52,7 @@ type function struct {
 	name string
 }
 
-// call makes the C call. Pointers are converted to uintptr in its argument list: the directive keeps what they point to.
+// call makes the C call. Callers convert pointers to uintptr in the argument list: the directive keeps the pointed-to memory alive.
 //
 //go:uintptrescapes
 func (f *function) call(args ...uintptr) int32 { return int32(library.Call(f.addr, args...)) }
@@ -110,7 +110,7 @@ func Load() (*Compiler, error) {
 // find opens the first library that will do.
 func find(all []library.Place) (*Compiler, error) {
 	var where []string // names of places, each once
-	var wrong []string // what is wrong with files that are there
+	var wrong []string // reasons why files are not usable
 	kind := ErrNone
 	for _, p := range all {
 		note := p.What
@@ -271,7 +271,7 @@ func (c *Compiler) failed(result int32, f *function) error {
 	return fmt.Errorf("NVRTC %s: %s: %s", c.Version(), f.name, what)
 }
 
-// cText returns a text that ends with a zero byte, in memory of C.
+// cText returns a copy of the zero-terminated C string at p.
 func cText(p uintptr) string {
 	first := *(**byte)(unsafe.Pointer(&p)) // memory of C: vet can't know
 	n := 0

@@ -34,7 +34,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// Errors say where the library was looked for, and what is wrong with files that are there.
+// Errors name the places that were searched, and the reason why a file there is not usable.
 func TestFind(t *testing.T) {
 	nowhere := t.TempDir()
 	env := func(name string) string {

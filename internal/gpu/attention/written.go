@@ -154,7 +154,7 @@ type printed struct {
 	known   map[printedKey]printedKernel
 }
 
-// printedKey has what a kernel and its numbers depend on.
+// printedKey identifies a kernel and its numbers: equal keys have equal kernels.
 type printedKey struct {
 	*variant.Program
 	line             *kernel

@@ -164,7 +164,7 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	return nil
 }
 
-// lossGradients queues what rows, from a row on, add to the gradients. of is the gradient of their logits.
+// lossGradients queues the contribution of `rows` rows, from row `from` on, to the gradients. of is the gradient of the logits of the rows.
 func (d *Engine) lossGradients(s *cuda.Stream, o *Loss, from, rows int, x, of gpu.Memory) error {
 	dx := o.DX
 	dx.Offset, dx.Len = dx.Offset+4*int64(from)*int64(o.Width), rows*o.Width

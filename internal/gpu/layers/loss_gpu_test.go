@@ -91,7 +91,7 @@ func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 	}
 }
 
-// expected is a number, and what a result may be off by.
+// expected is a number, and the largest difference that a result may have from the number.
 type expected struct{ x, off float64 }
 
 // lossOf returns the loss and the gradients of x, w and b in float64.

@@ -138,7 +138,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 	o.close(t)
 }
 
-// BenchmarkGPUSolver is a step of 125M weights: GB/s of what is read and written.
+// BenchmarkGPUSolver measures a step of 125M weights, in GB/s of bytes read and written.
 func BenchmarkGPUSolver(b *testing.B) {
 	m, d := realDecoder(b)
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -141,7 +141,7 @@ func (g *gen) roundBlocks(set isa) {
 		g.VPHADDD(v[2], v[0], v[0])
 		g.VPHADDD(v[0], v[0], v[0])
 		g.VEXTRACTI128(Imm(1), v[0], t.AsX())
-		halves, sums := g.XMM(), g.XMM() // of the first, of the second, of these two again; of the block in all lanes
+		halves, sums := g.XMM(), g.XMM() // sums of the first half, of the second half, of both again; of the block in all lanes
 		g.VPADDD(t.AsX(), v[0].AsX(), halves)
 		g.VPHADDD(halves, halves, sums)
 		if set == avx2 {
