@@ -96,7 +96,7 @@ type expected struct{ x, off float64 }
 
 // lossOf returns the loss and the gradients of x, w and b in float64.
 func lossOf(o *Loss, x, w, b, dy []float64, targets []int) (want [4][]expected) {
-	const unit = 0x1p-23
+	const unit, least = 0x1p-23, 0x1p-125      // weights and products below least may be zero
 	product := 0x1p-18 + float64(o.Width)*unit // of the sum of absolute products
 	for i, n := range []int{o.Rows, o.Rows * o.Width, o.Vocabulary * o.Width, o.Vocabulary} {
 		want[i] = make([]expected, n)
@@ -128,14 +128,14 @@ func lossOf(o *Loss, x, w, b, dy []float64, targets []int) (want [4][]expected) 
 		}
 		for j, l := range logits {
 			p := math.Exp(l-top) / sum
-			e := expected{dy[r] * p, math.Abs(dy[r]) * p * (math.Expm1(2*off) + 16*unit)}
+			e := expected{dy[r] * p, math.Abs(dy[r]) * (p*(math.Expm1(2*off)+16*unit) + least)}
 			if j == target {
 				e.x, e.off = e.x-dy[r], e.off+unit*math.Abs(dy[r])
 			}
 			if bad {
 				e.x = math.NaN()
 			}
-			size := func(sums int) float64 { return e.off + (math.Abs(e.x)+e.off)*(0x1p-18+float64(sums)*unit) }
+			size := func(sums int) float64 { return e.off + (math.Abs(e.x)+e.off)*(0x1p-18+float64(sums)*unit) + least }
 			for k := range o.Width {
 				dx, dw := &want[1][r*o.Width+k], &want[2][j*o.Width+k]
 				wx, xx := w[j*o.Width+k], x[r*o.Width+k]
