@@ -61,7 +61,12 @@ type testServer struct {
 
 func newServer(t testing.TB, o Options, of decoder.Options) *testServer {
 	t.Helper()
-	m, err := decoder.Open(chatModel(t))
+	return serverOf(t, chatModel(t), o, of)
+}
+
+func serverOf(t testing.TB, dir string, o Options, of decoder.Options) *testServer {
+	t.Helper()
+	m, err := decoder.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
