@@ -31,10 +31,10 @@ func wideLatents(t *testing.T) goldenModel {
 }
 
 // wideHeads returns a small network of some layers whose heads have as many elements as Q4 needs.
-func wideHeads(layers int) *transformer {
+func wideHeads(layers, dim int) *transformer {
 	t := smallNetwork()
-	t.sizes.HeadDim, t.sizes.Layers = 32, layers
-	t.rotate(rope.Config{HeadDim: 32})
+	t.sizes.HeadDim, t.sizes.Layers = dim, layers
+	t.rotate(rope.Config{HeadDim: dim})
 	return t
 }
 
@@ -50,12 +50,12 @@ func TestEightEngine(t *testing.T) {
 	}{
 		{"e4m3", la.E4M3, func(o Options) *Engine { return smallEngine(t, o) }},
 		{"int8", tensor.Int8, func(o Options) *Engine { return smallEngine(t, o) }},
-		{"q4", la.Q4, func(o Options) *Engine { return networkEngine(t, wideHeads(1), namedWeights{}, o) }},
+		{"q4", la.Q4, func(o Options) *Engine { return networkEngine(t, wideHeads(1, 32), namedWeights{}, o) }},
 		{"q4 between layers of 16 bits", la.Q4, func(o Options) *Engine {
 			if o.Cache == la.Q4 {
 				o.EdgeLayers = 1
 			}
-			return networkEngine(t, wideHeads(3), namedWeights{}, o)
+			return networkEngine(t, wideHeads(3, 32), namedWeights{}, o)
 		}},
 		{"latents", la.E4M3, func(o Options) *Engine { return goldenEngine(t, &latents, o) }},
 	} {
@@ -121,7 +121,7 @@ func TestEightOptions(t *testing.T) {
 		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
 		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "caches of 4 bits are on the CPU alone; use leanattention.E4M3"},
 		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
-		{wideHeads(1), Options{Cache: la.Q4, EdgeLayers: 1}, la.ErrShape, "EdgeLayers is 1, and Layers 1"},
+		{wideHeads(1, 32), Options{Cache: la.Q4, EdgeLayers: 1}, la.ErrShape, "EdgeLayers is 1, and Layers 1"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},
 		{smallNetwork(), Options{Cache: tensor.Uint8}, ErrConfig, "Options.Cache is uint8; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4"},
 		{latents.network(t), Options{Cache: tensor.Int8}, la.ErrUnsupported, "DType is int8 with ValuesInKeys"},

@@ -51,7 +51,7 @@ type Engine struct {
 	prompts   *graph   // for texts without cached tokens; nil: the other graphs serve these texts as well
 	scores    *graph   // of LogProbs; nil: not needed yet
 
-	mu        sync.Mutex // held while a step computes
+	mu        sync.Locker // held while a step computes, or weights go to a GPU: of all engines of the GPU, as a recording is of one of them
 	scheduler scheduler
 	stats     Stats
 	pinned    int // pages of Pin
@@ -79,7 +79,7 @@ func NewEngine(n Network, from Weights, o Options) (*Engine, error) {
 
 // newEngine is NewEngine for the network of a model, which may be nil.
 func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err error) {
-	e := &Engine{network: n, options: o, model: m, from: from}
+	e := &Engine{network: n, options: o, model: m, from: from, mu: new(sync.Mutex)}
 	if m != nil {
 		e.tokenizer, e.ends = m.tokenizer, m.texts.ends
 	}
@@ -97,6 +97,11 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if sizes.Latent > 0 && o.Device != nil && len(o.Device.Members()) > 1 {
 		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which several GPUs do not share: use one GPU: %w", o.Device, ErrUnsupported)
 	}
+	if o.Device != nil && !o.several() {
+		e.mu = &o.Device.Internal().Engines
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
@@ -107,9 +112,12 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	for range n.Weights() {
 		all++
 	}
-	var progress func(done int)
-	if o.Progress != nil {
-		progress = func(done int) { o.Progress(done, all) }
+	progress := func(done int) {
+		e.mu.Unlock()
+		defer e.mu.Lock()
+		if o.Progress != nil {
+			o.Progress(done, all)
+		}
 	}
 	world := o.world()
 	head, end := world.Part(sizes.KVHeads)

@@ -41,7 +41,7 @@ type Options struct {
 
 	// Swap is a folder for the keys and values of texts that wait since the cache is full. "": the tokens of these texts are computed again,
 	// as are those that SwapBytes has no room for, and those of files that cannot be written or read. Files are removed when their texts go
-	// on or end, and after a crash by the next engine that uses the folder. On the CPU alone.
+	// on or end, and after a crash by the next engine that uses the folder. Not with Ranks.
 	Swap string
 	// SwapBytes is the most bytes of these files; 0: 4 GiB.
 	SwapBytes int64
@@ -75,7 +75,7 @@ type Options struct {
 	Workers  int         // of attention; 0: GOMAXPROCS
 
 	// Device is the GPU that computes, and that has the weights and the cache; nil: the CPU. Several GPUs (device.Open) share the
-	// weights and the cache. Device must stay open until the engine is closed.
+	// weights and the cache. Device must stay open until the engine is closed. Engines of one GPU take turns.
 	Device *device.GPU
 
 	// Shard says how several GPUs share the cache. By context, networks with rotary embeddings are not supported.
@@ -154,8 +154,8 @@ func (o *Options) fill(s *Sizes) error {
 		return fmt.Errorf("decoder: Options.SwapBytes is %d, less than 0: %w", o.SwapBytes, ErrConfig)
 	case o.SwapBytes > 0 && o.Swap == "":
 		return fmt.Errorf("decoder: Options.SwapBytes is %d, and Options.Swap names no folder: %w", o.SwapBytes, ErrConfig)
-	case o.Swap != "" && o.Device != nil:
-		return fmt.Errorf("decoder: Options.Swap is %q, and Options.Device is %v: files have the keys and values of the CPU alone: %w", o.Swap, o.Device, ErrUnsupported)
+	case o.Swap != "" && o.Ranks != nil:
+		return fmt.Errorf("decoder: Options.Swap is %q, and Options.Ranks are %d processes, which would have to read and write alike: the cache of one process alone can go to files: %w", o.Swap, o.world().Size, ErrUnsupported)
 	case o.Swap != "" && o.SwapBytes == 0:
 		o.SwapBytes = 4 << 30
 	}

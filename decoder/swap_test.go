@@ -12,6 +12,7 @@ import (
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
 
 	"gorgonia.org/tensor"
 )
@@ -242,16 +243,26 @@ func TestPin(t *testing.T) {
 
 // TestSwapTypes: texts that go on from files have the same tokens, none of which is computed twice, for caches of each type.
 func TestSwapTypes(t *testing.T) {
-	for _, cache := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, la.E4M3, tensor.Int8, la.Q4, {}} {
-		o := Options{Context: 300, Tokens: 320, Batch: 3, BatchInvariant: true, Cache: cache}
-		network := func() Network { return wideHeads(1) }
-		if cache == (tensor.Dtype{}) { // the last tokens alone
+	testSwapTypes(t, 70, 150, 32, Options{Context: 300, Tokens: 320}, tensor.Float32, la.Float16, la.BFloat16, la.E4M3, tensor.Int8, la.Q4, tensor.Dtype{})
+}
+
+func TestGPUSwap(t *testing.T) {
+	testSwapTypes(t, 38, 30, 64, Options{Context: 80, Tokens: 128, Device: devicetest.Open(t)}, la.Float16)
+}
+
+// testSwapTypes continues three texts. The zero type stands for a cache of the last tokens alone.
+func testSwapTypes(t *testing.T, prompt, tokens, dim int, o Options, caches ...tensor.Dtype) {
+	for _, cache := range caches {
+		o := o
+		o.Batch, o.BatchInvariant, o.Cache = 3, true, cache
+		network := func() Network { return wideHeads(1, dim) }
+		if cache == (tensor.Dtype{}) {
 			network = func() Network { return windowNetwork() }
 			o.Context, o.Tokens, o.Chunk, o.BatchInvariant = 1000, 20+64+30+4*64, 30, false
 		}
 		var requests []Request
 		for i := range 3 {
-			requests = append(requests, Request{Prompt: tokensOf(70+i, i), Tokens: 150, Ends: []int{}, Sampling: Sampling{Temperature: 1, Seed: uint64(i)}})
+			requests = append(requests, Request{Prompt: tokensOf(prompt+i, i), Tokens: tokens, Ends: []int{}, Sampling: Sampling{Temperature: 1, Seed: uint64(i)}})
 		}
 		reference := networkEngine(t, network(), namedWeights{}, o)
 		o.Swap = t.TempDir()
@@ -266,7 +277,7 @@ func TestSwapTypes(t *testing.T) {
 				t.Errorf("%v: text %d is %v, %v, want %v", cache, i, got, err, want)
 			}
 		}
-		if st := e.Stats(); st.Resumed == 0 || st.Rows != 70+71+72+3*149 { // no token is computed twice
+		if st := e.Stats(); st.Resumed == 0 || st.Rows != 3*prompt+3+3*(tokens-1) { // no token is computed twice
 			t.Errorf("%v: %+v", cache, st)
 		}
 	}

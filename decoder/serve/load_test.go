@@ -122,10 +122,8 @@ func TestGPULoad(t *testing.T) {
 
 // testLoad sends requests for at most so many tokens. A client that goes does so within leaves.
 func testLoad(t *testing.T, requests, tokens int, leaves time.Duration, gpu *device.GPU) {
-	o, dir := decoder.Options{Batch: 4, Tokens: 256, Device: gpu}, chatModel(t)
-	if gpu == nil {
-		o.Swap = t.TempDir()
-	} else {
+	o, dir := decoder.Options{Batch: 4, Tokens: 256, Swap: t.TempDir(), Device: gpu}, chatModel(t)
+	if gpu != nil {
 		oneLayer(t, dir) // an emulated GPU is slow
 	}
 	r := serverOf(t, dir, Options{Queue: 8}, o)

@@ -32,6 +32,7 @@ type GPU struct {
 	Group   *queue.Group // all members
 	Queue   *queue.Queue // this GPU's queue
 	Members []*GPU       // the group's GPUs; the first is the opened GPU value
+	Engines sync.Mutex   // held by an engine of package decoder that uses the GPU
 
 	attention struct {
 		sync.Mutex
