@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/kvstore"
+	"gorgonia.org/leanattention/internal/operand"
 )
 
 // Scales says which elements of a cache of [E4M3] or int8 share a float32 scale: an element x with the scale s stands for x*s.
@@ -124,10 +125,10 @@ func (c *CacheConfig) savedScales() (b []byte) {
 }
 
 // readScales reads what savedScales returns, and compares it with the scales of c.
-func (c *CacheConfig) readScales(in *sumReader) error {
+func (c *CacheConfig) readScales(in *operand.SumReader) error {
 	for i, want := 0, c.savedScales(); i < len(want); i += 4 {
 		var b [4]byte
-		if err := in.read(b[:]); err != nil {
+		if err := in.Read(b[:]); err != nil {
 			return err
 		}
 		got, have := binary.LittleEndian.Uint32(b[:]), binary.LittleEndian.Uint32(want[i:])
@@ -135,11 +136,11 @@ func (c *CacheConfig) readScales(in *sumReader) error {
 			continue
 		}
 		if c.Scales == ScalesByPage {
-			return errs.Errorf(in.op, ErrShape, "PageSize is %d in the saved sequence and %d in the cache, and pages have scales", got, have)
+			return errs.Errorf(in.Op, ErrShape, "PageSize is %d in the saved sequence and %d in the cache, and pages have scales", got, have)
 		}
 		x, at := c.headScales(), i/4
 		name := x[at/(len(want)/8)].name
-		return errs.Errorf(in.op, ErrShape, "%s[%d] is %v in the saved sequence and %v in the cache", name, at%(len(want)/8), math.Float32frombits(got), math.Float32frombits(have))
+		return errs.Errorf(in.Op, ErrShape, "%s[%d] is %v in the saved sequence and %v in the cache", name, at%(len(want)/8), math.Float32frombits(got), math.Float32frombits(have))
 	}
 	return nil
 }

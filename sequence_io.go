@@ -3,8 +3,6 @@ package leanattention
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"slices"
@@ -14,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/kvstore"
 
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/pages"
 )
@@ -49,10 +48,8 @@ const (
 	savedInKeys  = 1 << 31 // of ValueDim
 	headerBytes  = 44
 	gapBytes     = 16
-	sumBytes     = 4
+	sumBytes     = operand.SumBytes
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // WriteTo saves the sequence's keys and values, for [Cache.ReadSequence]. It implements io.WriterTo: n is the number of bytes
 // written, also after an error.
@@ -88,7 +85,7 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 	c := s.cache
 	defer func() { err = errors.Join(err, c.giveUp(op, held)) }()
 
-	out := &sumWriter{w: w, op: op}
+	out := &operand.SumWriter{W: w, Op: op}
 	header := append(c.savedHeader(held.table.Tokens, held.table.Gap), c.config.savedScales()...)
 	err = held.eachPart(held.table.Gap, func(part *sequencePart) error {
 		if err := c.transfer(op, part, false); err != nil {
@@ -98,20 +95,20 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 		if err := part.checkNumbers(op); err != nil {
 			return err
 		}
-		if out.n == 0 { // the pages can be read
-			if err := out.write(header); err != nil {
+		if out.N == 0 { // the pages can be read
+			if err := out.Write(header); err != nil {
 				return err
 			}
 		}
-		return out.write(part.tokens)
+		return out.Write(part.tokens)
 	})
-	if err == nil && out.n == 0 { // no tokens
-		err = out.write(header)
+	if err == nil && out.N == 0 { // no tokens
+		err = out.Write(header)
 	}
 	if err == nil {
-		err = out.write(binary.LittleEndian.AppendUint32(nil, out.sum))
+		err = out.Write(binary.LittleEndian.AppendUint32(nil, out.Sum))
 	}
-	return out.n, err
+	return out.N, err
 }
 
 // hold returns a sequence of the tokens of s, for this call alone. Only the counts of pages include it.
@@ -164,7 +161,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	if r == nil {
 		return nil, errs.Errorf(op, ErrState, "r is nil")
 	}
-	in := &sumReader{r: r, op: op}
+	in := &operand.SumReader{R: r, Op: op}
 	tokens, gone, err := c.readHeader(in)
 	if err != nil {
 		return nil, err
@@ -180,7 +177,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 		}
 	}()
 	err = read.eachPart(gone, func(part *sequencePart) error {
-		if err := in.read(part.tokens); err != nil {
+		if err := in.Read(part.tokens); err != nil {
 			return err
 		}
 		if err := part.checkNumbers(op); err != nil {
@@ -192,7 +189,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := in.check("the data"); err != nil {
+	if err := in.Check("the data"); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -261,47 +258,47 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 		b = binary.LittleEndian.AppendUint64(b, uint64(gap.First))
 		b = binary.LittleEndian.AppendUint64(b, uint64(gap.End))
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.LittleEndian.AppendUint32(b, operand.Checksum(b))
 }
 
 // readHeader returns the number of tokens and the dropped tokens of a saved sequence that fits c.
-func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err error) {
+func (c *Cache) readHeader(in *operand.SumReader) (tokens uint64, gone pages.Gap, err error) {
 	b := make([]byte, headerBytes-sumBytes, headerBytes-sumBytes+gapBytes)
 	begin := len(savedMagic) + 4 // what every version has
-	if err := in.read(b[:begin]); err != nil {
+	if err := in.Read(b[:begin]); err != nil {
 		return 0, gone, err
 	}
 	if string(b[:len(savedMagic)]) != savedMagic {
-		return 0, gone, errs.Errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
+		return 0, gone, errs.Errorf(in.Op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
 	}
 	switch v := binary.LittleEndian.Uint32(b[begin-4:]); v {
 	case savedVersion:
 	case savedWithGap:
 		b = b[:len(b)+gapBytes]
 	default:
-		return 0, gone, errs.Errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads versions %d and %d", v, savedVersion, savedWithGap)
+		return 0, gone, errs.Errorf(in.Op, ErrUnsupported, "a saved sequence of version %d; this package reads versions %d and %d", v, savedVersion, savedWithGap)
 	}
-	if err := in.read(b[begin:]); err != nil {
+	if err := in.Read(b[begin:]); err != nil {
 		return 0, gone, err
 	}
-	if err := in.check("the header"); err != nil {
+	if err := in.Check("the header"); err != nil {
 		return 0, gone, err
 	}
 	tokens = binary.LittleEndian.Uint64(b[32:])
 	if len(b) > headerBytes-sumBytes {
 		first, end := binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])
 		if first >= end || end > tokens || tokens > math.MaxInt {
-			return 0, gone, errs.Errorf(in.op, ErrFormat, "tokens [%d, %d) of %d were given back", first, end, tokens)
+			return 0, gone, errs.Errorf(in.Op, ErrFormat, "tokens [%d, %d) of %d were given back", first, end, tokens)
 		}
 		gone = pages.Gap{First: int(first), End: int(end)}
 	}
-	if err := c.fits(in.op, b); err != nil {
+	if err := c.fits(in.Op, b); err != nil {
 		return 0, gone, err
 	}
 	if err := c.config.readScales(in); err != nil {
 		return 0, gone, err
 	}
-	return tokens, gone, c.config.doesWithout(in.op, gone, tokens)
+	return tokens, gone, c.config.doesWithout(in.Op, gone, tokens)
 }
 
 // doesWithout returns an error if layers on the cache need tokens that a saved sequence has dropped.
@@ -357,64 +354,6 @@ func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
 		return errs.Errorf(op, ErrClosed, "cache")
 	}
 	return c.store.Transfer(op, &part.Transfer, in)
-}
-
-// sumWriter writes, counts the bytes, and computes their checksum.
-type sumWriter struct {
-	w   io.Writer
-	op  string
-	n   int64
-	sum uint32
-}
-
-func (w *sumWriter) write(b []byte) error {
-	n, err := w.w.Write(b)
-	n = min(max(n, 0), len(b))
-	w.n += int64(n)
-	w.sum = crc32.Update(w.sum, castagnoli, b[:n])
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	if err != nil {
-		return fmt.Errorf("leanattention: %s: after %d bytes: %w", w.op, w.n, err)
-	}
-	return nil
-}
-
-// sumReader reads, counts the bytes, and computes their checksum.
-type sumReader struct {
-	r   io.Reader
-	op  string
-	n   int64
-	sum uint32
-}
-
-func (r *sumReader) read(b []byte) error {
-	n, err := io.ReadFull(r.r, b)
-	r.n += int64(n)
-	r.sum = crc32.Update(r.sum, castagnoli, b[:n])
-	switch {
-	case err == nil:
-		return nil
-	case err == io.EOF && r.n > 0:
-		err = io.ErrUnexpectedEOF
-	case err != io.EOF && err != io.ErrUnexpectedEOF:
-		return fmt.Errorf("leanattention: %s: after %d bytes: %w", r.op, r.n, err)
-	}
-	return fmt.Errorf("leanattention: %s: it ends after %d bytes: %w: %w", r.op, r.n, ErrFormat, err)
-}
-
-// check reads a checksum, and compares it with that of all bytes before.
-func (r *sumReader) check(of string) error {
-	want := r.sum
-	var b [sumBytes]byte
-	if err := r.read(b[:]); err != nil {
-		return err
-	}
-	if got := binary.LittleEndian.Uint32(b[:]); got != want {
-		return errs.Errorf(r.op, ErrFormat, "the sum of %s is %08x and should be %08x: it is damaged", of, got, want)
-	}
-	return nil
 }
 
 // chunkBytes is the most bytes of a part, unless one token has more. It is a variable for tests.

@@ -17,19 +17,28 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// AdamW is a solver for weights in host memory or on a GPU. Step t computes, with the gradient g of all weights w together:
+// AdamW is a solver for weights in host memory or on a GPU. Step t computes, with the gradient g of all weights together:
 //
+//	g = g / (Scale Rows)
 //	h = g min(1, Clip / |g|)
 //	m = Beta1 m + (1 - Beta1) h,   v = Beta2 v + (1 - Beta2) h^2
 //	w = w - Rate (m / (1 - Beta1^t) / (sqrt(v / (1 - Beta2^t)) + Epsilon) + Decay w)
 //
 // All fields may change between steps. Usual are Beta1 0.9, Beta2 0.999, Epsilon 1e-8, Decay 0.01 and Clip 1.
+//
+// Small gradients are 0 in float16. So the gradient that [Backpropagate] is given for each row of a loss may be Scale in place of 1. With
+// Grow, Step finds the largest scale: a Step whose gradient is not finite changes no weight and no moment, drops the gradient, halves Scale
+// and returns no error. After Grow other steps in a row, Step doubles Scale, at most to 2^32. Below 2^-32 the gradient is an error, since
+// then the loss is not finite.
 type AdamW struct {
 	Rate         float64 // 0 or more
 	Beta1, Beta2 float64 // in [0, 1)
 	Epsilon      float64 // more than 0
 	Decay        float64 // of weights; 0 or more
 	Clip         float64 // the most norm of the gradient of all weights; 0: any
+	Rows         int     // of the sum that the gradient is of, if the loss is their mean; 0: 1
+	Scale        float64 // of the loss; 0: 1
+	Grow         int     // steps until Scale is doubled; 0: Scale stays, and a gradient that is not finite is an error
 	solver
 }
 
@@ -43,43 +52,82 @@ type AdamW struct {
 //   - Concurrent calls wait for each other. A solver is used by its pointer.
 //   - Errors: ErrOption (fields), ErrLength (a gradient with a number that is not finite), ErrGraph (no gradient, a weight that is given
 //     twice), ErrShape, ErrDType, ErrUnsupported (a layout, several GPUs, several places), ErrState (other weights than before, a copied
-//     solver, within device.GPU.Record), ErrOutOfMemory.
-func (s *AdamW) Step(model []G.ValueGrad) error {
-	return s.step("AdamW.Step", model, func(steps int) (solverRule, error) {
-		r := solverRule{
-			moments: true, rate: s.Rate, decay: s.Decay, clip: s.Clip, beta1: s.Beta1, rest1: 1 - s.Beta1, beta2: s.Beta2, rest2: 1 - s.Beta2, epsilon: s.Epsilon,
-			correct1: 1 / (1 - math.Pow(s.Beta1, float64(steps))), correct2: 1 / (1 - math.Pow(s.Beta2, float64(steps))),
-		}
-		switch {
-		case !(s.Beta1 >= 0 && s.Beta1 < 1) || !(s.Beta2 >= 0 && s.Beta2 < 1):
-			return r, errorf("AdamW.Step", errs.ErrOption, "Beta1 is %v and Beta2 %v, want both in [0, 1)", s.Beta1, s.Beta2)
-		case !(s.Epsilon > 0) || math.IsInf(s.Epsilon, 1):
-			return r, errorf("AdamW.Step", errs.ErrOption, "Epsilon is %v, want a finite number above 0", s.Epsilon)
-		}
-		return r, nil
-	})
+//     solver, another Scale than in Accumulate, within device.GPU.Record), ErrOutOfMemory.
+func (s *AdamW) Step(model []G.ValueGrad) error { return s.step("AdamW.Step", model, s.rule) }
+
+// Accumulate adds the gradients of a run to those of earlier calls, or with an error none. The next Step adds its own gradients and takes
+// the sum. So a batch may have several runs: all but the last are followed by Accumulate.
+//
+// For the mean over batches of different sizes, the gradients are those of the sum of the loss over rows, and Rows is the number of all
+// rows of all runs that count, whose target is not -1. All else, and the errors, are as in Step. Numbers that are not finite are left to Step.
+func (s *AdamW) Accumulate(model []G.ValueGrad) error {
+	return s.accumulate("AdamW.Accumulate", model, s.rule)
+}
+
+func (s *AdamW) rule(title string, steps int) (solverRule, error) {
+	r := solverRule{
+		moments: true, rate: s.Rate, decay: s.Decay, clip: s.Clip, beta1: s.Beta1, rest1: 1 - s.Beta1, beta2: s.Beta2, rest2: 1 - s.Beta2, epsilon: s.Epsilon,
+		correct1: 1 / (1 - math.Pow(s.Beta1, float64(steps))), correct2: 1 / (1 - math.Pow(s.Beta2, float64(steps))),
+		rows: s.Rows, grow: s.Grow, lossScale: &s.Scale,
+	}
+	switch {
+	case !(s.Beta1 >= 0 && s.Beta1 < 1) || !(s.Beta2 >= 0 && s.Beta2 < 1):
+		return r, errorf(title, errs.ErrOption, "Beta1 is %v and Beta2 %v, want both in [0, 1)", s.Beta1, s.Beta2)
+	case !(s.Epsilon > 0) || math.IsInf(s.Epsilon, 1):
+		return r, errorf(title, errs.ErrOption, "Epsilon is %v, want a finite number above 0", s.Epsilon)
+	}
+	return r, r.check(title)
 }
 
 // SGD is a solver that steps against the gradient. All else is as in [AdamW]:
 //
+//	g = g / (Scale Rows)
 //	h = g min(1, Clip / |g|)
 //	w = w - Rate (h + Decay w)
 type SGD struct {
 	Rate, Decay, Clip float64
+	Rows              int
+	Scale             float64
+	Grow              int
 	solver
 }
 
 // Step is as [AdamW.Step].
-func (s *SGD) Step(model []G.ValueGrad) error {
-	return s.step("SGD.Step", model, func(int) (solverRule, error) {
-		return solverRule{rate: s.Rate, decay: s.Decay, clip: s.Clip}, nil
-	})
+func (s *SGD) Step(model []G.ValueGrad) error { return s.step("SGD.Step", model, s.rule) }
+
+// Accumulate is as [AdamW.Accumulate].
+func (s *SGD) Accumulate(model []G.ValueGrad) error {
+	return s.accumulate("SGD.Accumulate", model, s.rule)
 }
+
+func (s *SGD) rule(title string, _ int) (solverRule, error) {
+	r := solverRule{rate: s.Rate, decay: s.Decay, clip: s.Clip, rows: s.Rows, grow: s.Grow, lossScale: &s.Scale}
+	return r, r.check(title)
+}
+
+// Limits of a scale of the loss: those of what Grow does, and of what Scale may be.
+const (
+	leastScale, mostScale = 1.0 / (1 << 32), 1 << 32
+	leastOption           = 1.0 / (1 << 60)
+	mostOption            = 1 << 60
+)
 
 // solverRule has the numbers of a step.
 type solverRule struct {
 	moments                                                                           bool
 	clip, scale, beta1, rest1, beta2, rest2, correct1, correct2, epsilon, rate, decay float64
+
+	rows, grow int
+	lossScale  *float64 // the solver's field
+	skip       bool     // the gradient is not finite, and the scale too large
+}
+
+// scaleOf is the scale of the loss.
+func (r *solverRule) scaleOf() float64 {
+	if *r.lossScale == 0 {
+		return 1
+	}
+	return *r.lossScale
 }
 
 func (r *solverRule) check(title string) error {
@@ -91,6 +139,12 @@ func (r *solverRule) check(title string) error {
 			return errorf(title, errs.ErrOption, "%s is %v, want a finite number of at least 0", x.name, x.of)
 		}
 	}
+	if x := r.scaleOf(); !(x >= leastOption && x <= mostOption) {
+		return errorf(title, errs.ErrOption, "Scale is %v, want 0, or a number from %v to %v", x, leastOption, float64(mostOption))
+	}
+	if r.rows < 0 || r.grow < 0 {
+		return errorf(title, errs.ErrOption, "Rows is %d and Grow %d, want both at least 0", r.rows, r.grow)
+	}
 	return nil
 }
 
@@ -101,10 +155,17 @@ type solver struct {
 	used  bool
 	steps int
 	kept  []kept // of the first step
+	grown int    // steps since the scale of the loss changed
 
 	// Moments, after the first step: on a GPU, or of each weight the two.
 	there *ongpu.Tensor
 	here  any // [][2][]float32 or [][2][]float64
+
+	// Sums of the gradients of some runs at one scale: on a GPU, or of each weight. The memory is kept.
+	runs       int
+	scaled     float64
+	addedThere *ongpu.Tensor
+	addedHere  any // [][]float32 or [][]float64
 }
 
 // kept says what a weight was in the first step.
@@ -121,7 +182,11 @@ type trainedWeight struct {
 	value, grad G.Value
 }
 
-func (s *solver) step(title string, model []G.ValueGrad, ruleOf func(steps int) (solverRule, error)) (err error) {
+// ruleOf checks the fields of a solver, and returns the numbers of a step.
+type ruleOf func(title string, step int) (solverRule, error)
+
+// locked checks a call and calls f: with gradients the call is a part of a step, which needs the solver's fields.
+func (s *solver) locked(title string, model []G.ValueGrad, gradients bool, of ruleOf, f func([]trainedWeight, *solverRule) error) (err error) {
 	defer errs.RecoverTo(prefix+title, &err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,42 +197,82 @@ func (s *solver) step(title string, model []G.ValueGrad, ruleOf func(steps int) 
 	if problem := s.mark.Problem("the solver", "its first Step"); problem != "" {
 		return errorf(title, errs.ErrState, "%s", problem)
 	}
-	rule, err := ruleOf(s.steps + 1)
-	if err == nil {
-		err = rule.check(title)
-	}
-	if err != nil {
+	rule, err := of(title, s.steps+1)
+	if err != nil && gradients {
 		return err
 	}
-	ws, err := readModel(title, model)
+	if gradients && s.runs > 0 && rule.scaleOf() != s.scaled {
+		return errorf(title, errs.ErrState, "Scale is %v, and was %v in an earlier run of this step", rule.scaleOf(), s.scaled)
+	}
+	ws, err := readModel(title, model, gradients)
 	if err != nil {
 		return err
 	}
 	if err := s.same(title, ws); err != nil {
 		return err
 	}
-	switch {
-	case ws[0].at != nil:
-		err = s.onGPU(title, ws, &rule)
-	case ws[0].dtype == tensor.Float64:
-		err = solve[float64](s, title, ws, &rule)
-	default:
-		err = solve[float32](s, title, ws, &rule)
-	}
-	if err != nil {
-		return err
-	}
+	return f(ws, &rule)
+}
+
+// remember keeps what the weights are.
+func (s *solver) remember(ws []trainedWeight) {
 	if s.kept == nil {
 		for i := range ws {
 			s.kept = append(s.kept, ws[i].kept)
 		}
 	}
-	s.steps++
-	return nil
 }
 
-// readModel returns the weights and gradients, which are in one place and of one type.
-func readModel(title string, model []G.ValueGrad) (ws []trainedWeight, err error) {
+func (s *solver) step(title string, model []G.ValueGrad, of ruleOf) error {
+	return s.locked(title, model, true, of, func(ws []trainedWeight, rule *solverRule) (err error) {
+		switch {
+		case ws[0].at != nil:
+			err = s.onGPU(title, ws, rule)
+		case ws[0].dtype == tensor.Float64:
+			err = solve[float64](s, title, ws, rule)
+		default:
+			err = solve[float32](s, title, ws, rule)
+		}
+		if err != nil {
+			return err
+		}
+		s.remember(ws)
+		s.runs = 0
+		if rule.skip {
+			*rule.lossScale, s.grown = rule.scaleOf()/2, 0
+			return nil
+		}
+		s.steps++
+		if s.grown++; rule.grow > 0 && s.grown >= rule.grow {
+			*rule.lossScale, s.grown = max(rule.scaleOf(), min(2*rule.scaleOf(), mostScale)), 0
+		}
+		return nil
+	})
+}
+
+func (s *solver) accumulate(title string, model []G.ValueGrad, of ruleOf) error {
+	return s.locked(title, model, true, of, func(ws []trainedWeight, rule *solverRule) (err error) {
+		switch {
+		case ws[0].at != nil:
+			o := s.gpuOf(title, ws, rule)
+			err = o.Add()
+			s.addedThere = o.Added
+		case ws[0].dtype == tensor.Float64:
+			err = add[float64](s, title, ws)
+		default:
+			err = add[float32](s, title, ws)
+		}
+		if err != nil {
+			return err
+		}
+		s.remember(ws)
+		s.runs, s.scaled = s.runs+1, rule.scaleOf()
+		return nil
+	})
+}
+
+// readModel returns the weights, and the gradients if they are wanted, which are in one place and of one type.
+func readModel(title string, model []G.ValueGrad, gradients bool) (ws []trainedWeight, err error) {
 	if len(model) == 0 {
 		return nil, errorf(title, errs.ErrGraph, "the model has no weights")
 	}
@@ -181,8 +286,12 @@ func readModel(title string, model []G.ValueGrad) (ws []trainedWeight, err error
 			name = called(name, node)
 		}
 		w := trainedWeight{name: name, value: n.Value()}
-		if w.grad, err = n.Grad(); err != nil || w.value == nil || w.grad == nil {
-			return nil, errorf(title, errs.ErrGraph, "%s has no value or no gradient: run the graph of the gradients first", name)
+		if w.grad = w.value; gradients {
+			if w.grad, err = n.Grad(); err != nil || w.value == nil || w.grad == nil {
+				return nil, errorf(title, errs.ErrGraph, "%s has no value or no gradient: run the graph of the gradients first", name)
+			}
+		} else if w.value == nil {
+			return nil, errorf(title, errs.ErrGraph, "%s has no value", name)
 		}
 		w.shape, w.dtype, w.at = w.value.Shape().Clone(), w.value.Dtype(), ongpu.PlaceOf(w.value)
 		if w.dtype != tensor.Float32 && (w.dtype != tensor.Float64 || w.at != nil) {
@@ -217,81 +326,144 @@ func (s *solver) same(title string, ws []trainedWeight) error {
 	return nil
 }
 
-// scaleBy sets the factor of the gradients, whose squares have these sums.
+// scaleBy sets the factor of the gradients, whose squares have these sums, or skip.
 func (r *solverRule) scaleBy(title string, sums []float64) error {
 	sum := 0.0
 	for _, x := range sums {
 		sum += x
 	}
-	norm := math.Sqrt(sum)
+	by := r.scaleOf() * float64(max(r.rows, 1))
+	norm := math.Sqrt(sum) / by
 	if math.IsNaN(norm) || math.IsInf(norm, 0) {
+		if r.skip = r.grow > 0 && r.scaleOf() > leastScale; r.skip {
+			return nil
+		}
 		return errorf(title, errs.ErrLength, "the norm of the gradient is %v: a gradient has a number that is not finite, or is too large", norm)
 	}
-	if r.scale = 1; r.clip > 0 && norm > r.clip {
-		r.scale = r.clip / norm
+	if r.scale = 1 / by; r.clip > 0 && norm > r.clip {
+		r.scale = r.clip / norm / by
 	}
 	return nil
 }
 
-func solve[F float](s *solver, title string, ws []trainedWeight, rule *solverRule) error {
-	type weight struct{ w, g []F }
-	all, spans := make([]weight, len(ws)), make([]ongpu.Span, len(ws))
+// hostWeight is a weight in host memory with its gradient. a is the sum of earlier gradients, to which g is added; nil: there are none.
+type hostWeight[F float] struct{ w, g, a []F }
+
+// readHost returns the weights of a model in host memory.
+func readHost[F float](s *solver, title string, ws []trainedWeight) (all []hostWeight[F], err error) {
+	all, spans := make([]hostWeight[F], len(ws)), make([]ongpu.Span, len(ws))
+	sums, _ := s.addedHere.([][]F)
 	for i := range ws {
 		name, shape := ws[i].name, ws[i].shape
 		t, err := ongpu.Dense(prefix+title, name, ws[i].value)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !dense.RowMajor(t) {
-			return errorf(title, errs.ErrUnsupported, "%s of shape %v is not in row-major order: train a clone in that order", name, shape)
+			return nil, errorf(title, errs.ErrUnsupported, "%s of shape %v is not in row-major order: train a clone in that order", name, shape)
 		}
 		if all[i].w, err = elements[F](title, name, t, shape); err != nil {
-			return err
+			return nil, err
 		}
 		if all[i].g, err = elements[F](title, "the gradient of "+name, ws[i].grad, shape); err != nil {
-			return err
+			return nil, err
+		}
+		if s.runs > 0 {
+			all[i].a = sums[i]
 		}
 		spans[i] = ongpu.Span{Name: name, From: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(all[i].w)))), Bytes: uint64(len(all[i].w)) * uint64(unsafe.Sizeof(F(0)))}
 	}
-	if err := ongpu.Apart(prefix+title, spans); err != nil {
+	return all, ongpu.Apart(prefix+title, spans)
+}
+
+// gradient returns elements of the gradient, in memory of its own if there are earlier gradients.
+func (x *hostWeight[F]) gradient(from, to int) []F {
+	if x.a == nil {
+		return x.g[from:to]
+	}
+	sum := make([]F, to-from)
+	for i, a := range x.a[from:to] {
+		sum[i] = a + x.g[from+i]
+	}
+	return sum
+}
+
+// eachSolverPiece calls f for pieces of a weight, at once.
+func eachSolverPiece[F float](x *hostWeight[F], f func(piece, from, to int, gradient []F)) {
+	eachRow((len(x.w)+layers.SolverPiece-1)/layers.SolverPiece, layers.SolverPiece, func(piece int) {
+		from := piece * layers.SolverPiece
+		to := min(from+layers.SolverPiece, len(x.w))
+		f(piece, from, to, x.gradient(from, to))
+	})
+}
+
+// add is Accumulate for weights in host memory.
+func add[F float](s *solver, title string, ws []trainedWeight) error {
+	all, err := readHost[F](s, title, ws)
+	if err != nil {
+		return err
+	}
+	sums, _ := s.addedHere.([][]F)
+	if sums == nil {
+		sums = make([][]F, len(all))
+		for i := range all {
+			sums[i] = dense.Make[F](len(all[i].w))
+		}
+	}
+	for i := range all {
+		eachSolverPiece(&all[i], func(_, from, to int, g []F) { copy(sums[i][from:to], g) })
+		clearElements[F](ws[i].grad.(*tensor.Dense))
+	}
+	s.addedHere = sums
+	return nil
+}
+
+func solve[F float](s *solver, title string, ws []trainedWeight, rule *solverRule) error {
+	all, err := readHost[F](s, title, ws)
+	if err != nil {
 		return err
 	}
 	var sums []float64
 	for i := range all {
-		g := all[i].g
-		part := make([]float64, (len(g)+layers.SolverPiece-1)/layers.SolverPiece)
-		eachRow(len(part), layers.SolverPiece, func(row int) {
-			part[row] = squares(g[row*layers.SolverPiece : min((row+1)*layers.SolverPiece, len(g))])
-		})
+		part := make([]float64, (len(all[i].g)+layers.SolverPiece-1)/layers.SolverPiece)
+		eachSolverPiece(&all[i], func(piece, _, _ int, g []F) { part[piece] = squares(g) })
 		sums = append(sums, part...)
 	}
 	if err := rule.scaleBy(title, sums); err != nil {
 		return err
 	}
-	moments, _ := s.here.([][2][]F)
-	if moments == nil {
-		moments = make([][2][]F, len(all))
-		for i := range all {
-			if rule.moments {
-				moments[i] = [2][]F{dense.Make[F](len(all[i].w)), dense.Make[F](len(all[i].w))}
-			}
+	if !rule.skip {
+		moments, _ := s.here.([][2][]F)
+		if moments == nil {
+			moments = newMoments(all, rule.moments)
 		}
-	}
-	for i := range all {
-		w, g, m, v := all[i].w, all[i].g, moments[i][0], moments[i][1]
-		eachPiece(len(w), func(from, to int) {
-			if !rule.moments {
-				update(rule, w[from:to], g[from:to], nil, nil)
-				return
-			}
-			update(rule, w[from:to], g[from:to], m[from:to], v[from:to])
-		})
+		for i := range all {
+			m, v := moments[i][0], moments[i][1]
+			eachSolverPiece(&all[i], func(_, from, to int, g []F) {
+				if !rule.moments {
+					update(rule, all[i].w[from:to], g, nil, nil)
+					return
+				}
+				update(rule, all[i].w[from:to], g, m[from:to], v[from:to])
+			})
+		}
+		s.here = moments
 	}
 	for i := range ws {
 		clearElements[F](ws[i].grad.(*tensor.Dense))
 	}
-	s.here = moments
 	return nil
+}
+
+// newMoments returns moments of zeros, or without moments none.
+func newMoments[F float](all []hostWeight[F], moments bool) [][2][]F {
+	list := make([][2][]F, len(all))
+	for i := range all {
+		if moments {
+			list[i] = [2][]F{dense.Make[F](len(all[i].w)), dense.Make[F](len(all[i].w))}
+		}
+	}
+	return list
 }
 
 // clearElements sets the elements of a tensor in any layout to 0, and no others of its memory.
@@ -335,22 +507,28 @@ func update[F float](r *solverRule, w, g, m, v []F) {
 	}
 }
 
-// onGPU is solve for weights on a GPU.
-func (s *solver) onGPU(title string, ws []trainedWeight, rule *solverRule) error {
-	o := ongpu.Solver{Op: prefix + title, GPU: ws[0].at, Moments: rule.moments, Kept: s.there}
+// gpuOf returns what the solver does to weights on a GPU.
+func (s *solver) gpuOf(title string, ws []trainedWeight, rule *solverRule) *ongpu.Solver {
+	o := &ongpu.Solver{Op: prefix + title, GPU: ws[0].at, Moments: rule.moments, Kept: s.there, Added: s.addedThere, Pending: s.runs > 0}
 	for i := range ws {
 		w := &ws[i]
 		o.Names, o.Weights, o.Gradients = append(o.Names, w.name), append(o.Weights, ongpu.Must(w.value)), append(o.Gradients, ongpu.Must(w.grad))
 	}
-	err := o.Step(func(sums []float64) (layers.SolverRule, error) {
-		if err := rule.scaleBy(title, sums); err != nil {
-			return layers.SolverRule{}, err
+	return o
+}
+
+// onGPU is solve for weights on a GPU.
+func (s *solver) onGPU(title string, ws []trainedWeight, rule *solverRule) error {
+	o := s.gpuOf(title, ws, rule)
+	err := o.Step(func(sums []float64) (layers.SolverRule, bool, error) {
+		if err := rule.scaleBy(title, sums); err != nil || rule.skip {
+			return layers.SolverRule{}, rule.skip, err
 		}
 		f := func(x float64) float32 { return float32(x) }
 		return layers.SolverRule{
 			Moments: rule.moments, Scale: f(rule.scale), Beta1: f(rule.beta1), Rest1: f(rule.rest1), Beta2: f(rule.beta2), Rest2: f(rule.rest2),
 			Correct1: f(rule.correct1), Correct2: f(rule.correct2), Epsilon: f(rule.epsilon), Rate: f(rule.rate), Decay: f(rule.decay),
-		}, nil
+		}, false, nil
 	})
 	s.there = o.Kept
 	return err

@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Solver is a step of a solver for weights on a GPU. Weights and Gradients are tensors of float32 on this GPU, alike in shape.
+// Solver is what a solver does to weights on a GPU. Weights and Gradients are tensors of float32 on this GPU, alike in shape.
 type Solver struct {
 	Op                 string
 	GPU                *GPU
@@ -23,51 +23,157 @@ type Solver struct {
 	Weights, Gradients []*Tensor
 	Moments            bool
 
-	// Kept has two moments for each weight after a first step; nil: they are 0.
-	Kept *Tensor
+	// Kept has two moments for each weight after a first step; nil: they are 0. Added has sums of earlier gradients if Pending is set.
+	Kept, Added *Tensor
+	Pending     bool
 
 	table, sums *Tensor
 }
 
-// Step updates all weights and moments, or with an error none. ruleOf gets the sums of the squares of the gradients, one for each
-// [layers.SolverPiece] elements of a gradient.
-func (s *Solver) Step(ruleOf func(sums []float64) (layers.SolverRule, error)) (err error) {
+// begin enters the GPU, and checks the operands.
+func (s *Solver) begin() (kernels *layers.Engine, err error) {
 	if err := s.GPU.Enter(s.Op); err != nil {
+		return nil, err
+	}
+	if s.GPU.Group.Recording() {
+		err = WithinRecord(s.Op, s.GPU)
+	} else if kernels, err = s.GPU.Layers(s.Op); err == nil {
+		err = s.check()
+	}
+	if err != nil {
+		s.GPU.Group.Leave()
+	}
+	return kernels, err
+}
+
+// Check refuses operands that other calls would refuse.
+func (s *Solver) Check() error {
+	if _, err := s.begin(); err != nil {
 		return err
 	}
-	defer s.GPU.Group.Leave()
-	if s.GPU.Group.Recording() {
-		return WithinRecord(s.Op, s.GPU)
-	}
-	kernels, err := s.GPU.Layers(s.Op)
+	s.GPU.Group.Leave()
+	return nil
+}
+
+// Step updates all weights and moments, or with an error or skip none. ruleOf gets the sums of the squares of the gradients, one for each
+// [layers.SolverPiece] elements of a gradient.
+func (s *Solver) Step(ruleOf func(sums []float64) (rule layers.SolverRule, skip bool, err error)) (err error) {
+	kernels, err := s.begin()
 	if err != nil {
 		return err
 	}
-	if err := s.check(); err != nil {
-		return err
-	}
+	defer s.GPU.Group.Leave()
 	fresh := s.Moments && s.Kept == nil
-	defer func() { err = errors.Join(err, s.close(fresh && err != nil)) }()
+	defer func() { err = errors.Join(err, s.close(&s.Kept, fresh && err != nil)) }()
 	if fresh {
-		if err := s.newMoments(); err != nil {
+		if s.Kept, err = s.memory(2); err != nil {
 			return err
+		}
+		if s.Kept.Zero(); s.Kept.broken != nil {
+			return Error(s.Op, s.Kept.broken)
 		}
 	}
 	sums, err := s.squares(kernels)
 	if err != nil {
 		return err
 	}
-	rule, err := ruleOf(sums)
-	if err != nil {
+	rule, skip, err := ruleOf(sums)
+	if err != nil || skip {
 		return err
 	}
 	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
 		o.Rule = rule
-		for _, w := range s.Weights {
-			sub.Written(w.Memory)
-		}
-		return sub.Do(func(stream *cuda.Stream) error { return kernels.SolverUpdate(stream, o) })
+		return s.write(sub, func(stream *cuda.Stream) error { return kernels.SolverUpdate(stream, o) })
 	})
+}
+
+// Add adds the gradients to those of Added, or with an error none.
+func (s *Solver) Add() (err error) {
+	kernels, err := s.begin()
+	if err != nil {
+		return err
+	}
+	defer s.GPU.Group.Leave()
+	fresh, first := s.Added == nil, !s.Pending
+	defer func() { err = errors.Join(err, s.close(&s.Added, fresh && err != nil)) }()
+	if fresh {
+		if s.Added, err = s.memory(1); err != nil {
+			return err
+		}
+	}
+	s.Pending = true
+	if err := s.upload(); err != nil {
+		return err
+	}
+	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
+		return sub.Do(func(stream *cuda.Stream) error { return kernels.SolverAdd(stream, o, first) })
+	})
+}
+
+// Replace gives all weights the elements of Added, or with an error none.
+func (s *Solver) Replace() (err error) {
+	s.Gradients = s.parts(s.Added, 1)
+	kernels, err := s.begin()
+	if err != nil {
+		return err
+	}
+	defer s.GPU.Group.Leave()
+	defer func() { err = errors.Join(err, s.close(nil, false)) }()
+	into := func(o *layers.Solver) {
+		for i := range o.Weights {
+			o.Weights[i].A = o.Weights[i].W
+		}
+	}
+	if err := s.uploadAs(into); err != nil {
+		return err
+	}
+	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
+		into(o)
+		return s.write(sub, func(stream *cuda.Stream) error { return kernels.SolverAdd(stream, o, true) })
+	})
+}
+
+// write queues a launch that writes the weights.
+func (s *Solver) write(sub *queue.Submission, launch func(*cuda.Stream) error) error {
+	for _, w := range s.Weights {
+		sub.Written(w.Memory)
+	}
+	return sub.Do(launch)
+}
+
+// New allocates Added and Kept, for other weights and moments. The content is arbitrary.
+func (s *Solver) New() (err error) {
+	if _, err := s.begin(); err != nil {
+		return err
+	}
+	defer s.GPU.Group.Leave()
+	if s.Added, err = s.memory(1); err == nil && s.Moments {
+		s.Kept, err = s.memory(2)
+	}
+	return err
+}
+
+// Parts returns the moments of each weight in Kept, and what Added has for each weight.
+func (s *Solver) Parts() (moments, added []*Tensor) {
+	if s.Kept != nil {
+		moments = s.parts(s.Kept, 2)
+	}
+	if s.Added != nil {
+		added = s.parts(s.Added, 1)
+	}
+	return moments, added
+}
+
+// parts returns the parts of a tensor of [Solver.memory].
+func (s *Solver) parts(of *Tensor, each int) (all []*Tensor) {
+	at := 0
+	for _, w := range s.Weights {
+		for range each {
+			all = append(all, of.part(at, w.Shape.Clone()))
+			at += padded(w.Size())
+		}
+	}
+	return all
 }
 
 // check refuses weights that several GPUs have, and weights in the same memory.
@@ -107,45 +213,54 @@ func Apart(op string, spans []Span) error {
 	return nil
 }
 
-// newMoments makes moments of zeros.
-func (s *Solver) newMoments() (err error) {
+// memory allocates memory for tensors of all weights' sizes, some for each weight.
+func (s *Solver) memory(each int) (d *Tensor, err error) {
 	n := 0
 	for _, w := range s.Weights {
-		n += 2 * padded(w.Size())
+		n += each * padded(w.Size())
 	}
 	if err := CheckShape(s.Op, tensor.Float32, tensor.Shape{n}); err != nil {
+		return nil, err
+	}
+	return s.GPU.Alloc(s.Op, tensor.Float32, tensor.Shape{n})
+}
+
+// padded returns the size of a part, after which the next one begins: a multiple of 16 bytes.
+func padded(size int) int { return (size + 3) / 4 * 4 }
+
+// upload copies the table of the weights to the GPU.
+func (s *Solver) upload() error { return s.uploadAs(func(*layers.Solver) {}) }
+
+// uploadAs is upload after a change of the operands.
+func (s *Solver) uploadAs(change func(*layers.Solver)) (err error) {
+	var table []byte
+	if err := s.submit(func(_ *queue.Submission, o *layers.Solver) error {
+		change(o)
+		table = o.Bytes()
+		return nil
+	}); err != nil {
 		return err
 	}
-	if s.Kept, err = s.GPU.Alloc(s.Op, tensor.Float32, tensor.Shape{n}); err != nil {
+	if s.table, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{len(table) / 4}); err != nil {
 		return err
 	}
-	if s.Kept.Zero(); s.Kept.broken != nil {
-		return Error(s.Op, s.Kept.broken)
+	if err := s.table.Fill(table); err != nil {
+		return TensorError(s.Op, "the table", err)
 	}
 	return nil
 }
 
-// padded returns the size of a moment, after which the next one begins: a multiple of 16 bytes.
-func padded(size int) int { return (size + 3) / 4 * 4 }
-
 // squares waits for the work that makes the gradients, and returns the sums of their squares.
 func (s *Solver) squares(kernels *layers.Engine) (sums []float64, err error) {
-	var table []byte
-	pieces := 0
-	if err := s.submit(func(_ *queue.Submission, o *layers.Solver) error {
-		table, pieces = o.Bytes(), o.Pieces()
-		return nil
-	}); err != nil {
+	if err := s.upload(); err != nil {
 		return nil, err
 	}
-	if s.table, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{len(table) / 4}); err != nil {
-		return nil, err
+	pieces := 0
+	for _, w := range s.Weights {
+		pieces += (w.Size() + layers.SolverPiece - 1) / layers.SolverPiece
 	}
 	if s.sums, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{2 * pieces}); err != nil {
 		return nil, err
-	}
-	if err := s.table.Fill(table); err != nil {
-		return nil, TensorError(s.Op, "the table", err)
 	}
 	if err := s.submit(func(sub *queue.Submission, o *layers.Solver) error {
 		return sub.Do(func(stream *cuda.Stream) error { return kernels.SolverSquares(stream, o) })
@@ -162,13 +277,14 @@ func (s *Solver) squares(kernels *layers.Engine) (sums []float64, err error) {
 	return sums, nil
 }
 
-// close gives back the memory of the step, and the moments if they are not kept.
-func (s *Solver) close(moments bool) error {
+// close gives back the memory of the call, and with drop what more there is.
+func (s *Solver) close(more **Tensor, drop bool) error {
 	list := []*Tensor{s.table, s.sums}
-	if moments {
-		list = append(list, s.Kept)
-		s.Kept = nil
+	if drop {
+		list = append(list, *more)
+		*more = nil
 	}
+	s.table, s.sums = nil, nil
 	return freeAll(slices.DeleteFunc(list, func(t *Tensor) bool { return t == nil }))
 }
 
@@ -196,16 +312,23 @@ func (s *Solver) submit(f func(*queue.Submission, *layers.Solver) error) error {
 			if x.G, err = s.Gradients[i].UseAs(sub, "the gradient of "+s.Names[i]); err != nil {
 				return err
 			}
-			if s.Kept == nil {
-				continue
-			}
-			for _, to := range []*Mem{&x.M, &x.V} {
-				if *to, err = s.Kept.UseAs(sub, "the moments"); err != nil {
+			for j, to := range []*Mem{&x.A, &x.M, &x.V} {
+				of, name, place := s.Kept, "the moments", 2*at
+				if j == 0 {
+					of, name, place = s.Added, "the sums of gradients", at
+				}
+				if of == nil || j == 0 && !s.Pending {
+					continue
+				}
+				if *to, err = of.UseAs(sub, name); err != nil {
 					return err
 				}
-				to.Offset, to.Len = to.Offset+4*at, x.N
-				at += int64(padded(x.N))
+				if j == 2 {
+					place += int64(padded(x.N))
+				}
+				to.Offset, to.Len = to.Offset+4*place, x.N
 			}
+			at += int64(padded(x.N))
 		}
 		return f(sub, o)
 	})

@@ -20,21 +20,22 @@ const (
 )
 
 // solverKernels are loaded at first use.
-type solverKernels struct{ squares, update *cuda.Function }
+type solverKernels struct{ add, squares, update *cuda.Function }
 
-// SolverWeight is a weight W of N elements, its gradient G, and its moments M and V, of float32. The moments may have no buffer.
+// SolverWeight is a weight W of N elements, its gradient G, the sum A of earlier gradients, and its moments M and V, of float32. The sum and
+// the moments may have no buffer.
 type SolverWeight struct {
-	N          int
-	W, G, M, V gpu.Memory
+	N             int
+	W, G, A, M, V gpu.Memory
 }
 
 // solverWeight is struct SolverWeight.
 type solverWeight struct {
-	w, g, m, v uint64
-	n, first   int64
+	w, g, a, m, v uint64
+	n, first      int64
 }
 
-// SolverRule is what a step of a solver does. With h = Scale G it computes, in float32 and rounding each operation:
+// SolverRule is what a step of a solver does. With h = Scale (A + G) it computes, in float32 and rounding each operation:
 //
 //	M = Beta1 M + Rest1 H,   V = Beta2 V + Rest2 H H,   U = Correct1 M / (sqrt(Correct2 V) + Epsilon), without Moments U = H
 //	W = W - Rate (U + Decay W)
@@ -54,7 +55,7 @@ type Solver struct {
 // solverParams is struct SolverParams.
 type solverParams struct {
 	weights, sums              uint64
-	count, moments             int32
+	count, moments, fresh      int32
 	scale                      float32
 	beta1, rest1, beta2, rest2 float32
 	correct1, correct2         float32
@@ -74,7 +75,7 @@ func (o *Solver) Bytes() []byte {
 	rows, first := make([]solverWeight, len(o.Weights)), int64(0)
 	for i := range rows {
 		x := &o.Weights[i]
-		rows[i] = solverWeight{w: x.W.Address(), g: x.G.Address(), m: x.M.AddressOr0(), v: x.V.AddressOr0(), n: int64(x.N), first: first}
+		rows[i] = solverWeight{w: x.W.Address(), g: x.G.Address(), a: x.A.AddressOr0(), m: x.M.AddressOr0(), v: x.V.AddressOr0(), n: int64(x.N), first: first}
 		first += int64(attn.Ceil(x.N, SolverPiece))
 	}
 	b, _ := binary.Append(nil, binary.LittleEndian, rows) // the types have a size
@@ -82,7 +83,7 @@ func (o *Solver) Bytes() []byte {
 }
 
 // SolverRow is the number of bytes of a weight in the table.
-const SolverRow = 48
+const SolverRow = 56
 
 func (o *Solver) check(op string) error {
 	if len(o.Weights) == 0 || len(o.Weights) > math.MaxInt32 || o.Pieces() > math.MaxInt32 {
@@ -93,12 +94,15 @@ func (o *Solver) check(op string) error {
 		if x.N < 1 {
 			return gpu.Errorf(op, attn.ErrShape, "weight %d has %d elements", i, x.N)
 		}
-		all := []*gpu.Memory{&x.W, &x.G, &x.M, &x.V}
-		if !o.Rule.Moments {
-			all = all[:2]
-		}
-		for j, m := range all {
-			if err := checkLooseFloats(op, []string{"a weight", "its gradient", "its mean", "its variance"}[j], m, x.N); err != nil {
+		for _, m := range []struct {
+			name   string
+			of     *gpu.Memory
+			needed bool
+		}{{"a weight", &x.W, true}, {"its gradient", &x.G, true}, {"its sum", &x.A, op == "add" || x.A.Buffer != nil}, {"its mean", &x.M, o.Rule.Moments}, {"its variance", &x.V, o.Rule.Moments}} {
+			if !m.needed {
+				continue
+			}
+			if err := checkLooseFloats(op, m.name, m.of, x.N); err != nil {
 				return err
 			}
 		}
@@ -108,7 +112,12 @@ func (o *Solver) check(op string) error {
 	return checkLooseFloats(op, "the table", &table, len(o.Weights)*SolverRow/4)
 }
 
-// SolverSquares queues the sums of the squares of the gradients' pieces.
+// SolverAdd queues A = A + G for all weights, in one launch, or A = G if fresh.
+func (d *Engine) SolverAdd(s *cuda.Stream, o *Solver, fresh bool) error {
+	return d.solve(s, o, "add", fresh, func(k *solverKernels) *cuda.Function { return k.add })
+}
+
+// SolverSquares queues the sums of the squares of the pieces of A + G.
 func (d *Engine) SolverSquares(s *cuda.Stream, o *Solver) error {
 	const op = "squares"
 	sums := o.Sums
@@ -116,15 +125,15 @@ func (d *Engine) SolverSquares(s *cuda.Stream, o *Solver) error {
 	if err := checkLooseFloats(op, "the sums", &sums, 2*o.Pieces()); err != nil {
 		return err
 	}
-	return d.solve(s, o, op, func(k *solverKernels) *cuda.Function { return k.squares })
+	return d.solve(s, o, op, false, func(k *solverKernels) *cuda.Function { return k.squares })
 }
 
 // SolverUpdate queues an update of all weights and moments, in one launch.
 func (d *Engine) SolverUpdate(s *cuda.Stream, o *Solver) error {
-	return d.solve(s, o, "update", func(k *solverKernels) *cuda.Function { return k.update })
+	return d.solve(s, o, "update", false, func(k *solverKernels) *cuda.Function { return k.update })
 }
 
-func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, kernel func(*solverKernels) *cuda.Function) error {
+func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, fresh bool, kernel func(*solverKernels) *cuda.Function) error {
 	if err := o.check(op); err != nil {
 		return err
 	}
@@ -136,16 +145,19 @@ func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, kernel func(*solver
 	memory := []gpu.Memory{o.Table, o.Sums}
 	for i := range o.Weights {
 		x := &o.Weights[i]
-		memory = append(memory, x.W, x.G, x.M, x.V)
+		memory = append(memory, x.W, x.G, x.A, x.M, x.V)
 	}
 	if r.Moments {
 		p.moments = 1
+	}
+	if fresh {
+		p.fresh = 1
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.solverKernels == nil {
 		k := new(solverKernels)
-		if err := d.functions(solverUnit, map[string]**cuda.Function{"solver_squares": &k.squares, "solver_update": &k.update}); err != nil {
+		if err := d.functions(solverUnit, map[string]**cuda.Function{"solver_add": &k.add, "solver_squares": &k.squares, "solver_update": &k.update}); err != nil {
 			return err
 		}
 		d.solverKernels = k

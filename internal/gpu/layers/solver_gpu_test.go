@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -19,12 +20,15 @@ func TestGPUSolver(t *testing.T) {
 }
 
 // newSolver makes weights of random numbers, and the memory of a step.
-func (m *machine) newSolver(t testing.TB, random func(n int) gpu.Memory, moments bool, sizes ...int) *Solver {
+func (m *machine) newSolver(t testing.TB, random func(n int) gpu.Memory, moments, added bool, sizes ...int) *Solver {
 	o := &Solver{Rule: SolverRule{Moments: moments}}
 	for _, n := range sizes {
 		w := SolverWeight{N: n, W: random(n), G: random(n)}
 		if moments {
 			w.M, w.V = random(n), random(n)
+		}
+		if added {
+			w.A = random(n)
 		}
 		o.Weights = append(o.Weights, w)
 	}
@@ -35,7 +39,7 @@ func (m *machine) newSolver(t testing.TB, random func(n int) gpu.Memory, moments
 func (o *Solver) close(t testing.TB) {
 	list := []gpu.Memory{o.Table, o.Sums}
 	for _, w := range o.Weights {
-		list = append(list, w.W, w.G, w.M, w.V)
+		list = append(list, w.W, w.G, w.A, w.M, w.V)
 	}
 	for _, x := range list {
 		if x.Buffer != nil {
@@ -58,7 +62,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 		for range 1 + rng.IntN(5) {
 			sizes = append(sizes, enginetest.Pick(rng, 1, 255, 257, SolverPiece-1, SolverPiece, SolverPiece+1, 1+rng.IntN(3*SolverPiece)))
 		}
-		o := m.newSolver(t, random, i%2 == 0, sizes...)
+		o := m.newSolver(t, random, i%2 == 0, i%4 < 2, sizes...)
 		for j := range o.Weights { // variances are not negative
 			if v := &o.Weights[j].V; v.Buffer != nil {
 				x := numbers[v.Address()]
@@ -79,7 +83,12 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 		sums := enginetest.Read(t, &o.Sums)
 		r := &o.Rule
 		for _, w := range o.Weights {
-			g := numbers[w.G.Address()]
+			g := slices.Clone(numbers[w.G.Address()])
+			if w.A.Buffer != nil {
+				for k, a := range numbers[w.A.Address()] {
+					g[k] = float64(float32(a) + float32(g[k]))
+				}
+			}
 			for from := 0; from < w.N; from += SolverPiece {
 				want := 0.0
 				for _, x := range g[from:min(from+SolverPiece, w.N)] {
@@ -112,9 +121,28 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 				}
 			}
 		}
+		// Sums, of which nothing before is read in the first.
+		for j := range o.Weights {
+			if w := &o.Weights[j]; w.A.Buffer == nil {
+				w.A = m.empty(t, w.N)
+			}
+		}
+		noError(t, o.Table.Buffer.Upload(o.Table.Offset, o.Bytes()))
+		for runs := 1; runs <= 2; runs++ {
+			noError(t, d.SolverAdd(m.Stream, o, runs == 1))
+			m.Settle(t)
+			for _, w := range o.Weights {
+				got := enginetest.Read(t, &w.A)
+				for k, g := range numbers[w.G.Address()] {
+					if x := enginetest.Get(got, k, attn.Float32); x != float64(runs)*float64(float32(g)) {
+						t.Fatalf("sizes %v: the sum of %d times %v is %v", sizes, runs, g, x)
+					}
+				}
+			}
+		}
 		o.close(t)
 	}
-	o := m.newSolver(t, func(n int) gpu.Memory { return m.random(t, rng, attn.Float32, n, 1).Memory }, true, 8, 9)
+	o := m.newSolver(t, func(n int) gpu.Memory { return m.random(t, rng, attn.Float32, n, 1).Memory }, true, false, 8, 9)
 	for _, c := range []struct {
 		change  func(*Solver)
 		is      error
@@ -125,7 +153,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 		{func(o *Solver) { o.Weights[1].N = 10 }, attn.ErrShape, "a weight has 9 elements of 10"},
 		{func(o *Solver) { o.Weights[0].G.DType = attn.Float16 }, attn.ErrDType, "its gradient is float16"},
 		{func(o *Solver) { o.Weights[0].V = gpu.Memory{} }, attn.ErrShape, "its variance has no buffer"},
-		{func(o *Solver) { o.Table.Len-- }, attn.ErrShape, "the table has 23 elements of 24"},
+		{func(o *Solver) { o.Table.Len-- }, attn.ErrShape, "the table has 27 elements of 28"},
 	} {
 		bad := *o
 		bad.Weights = append([]SolverWeight{}, o.Weights...)
@@ -135,6 +163,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 	bad := *o
 	bad.Sums.Len--
 	wantError(t, "short sums", d.SolverSquares(m.Stream, &bad), attn.ErrShape, "the sums has 3 elements of 4")
+	wantError(t, "no sums", d.SolverAdd(m.Stream, o, true), attn.ErrShape, "its sum has no buffer")
 	o.close(t)
 }
 
@@ -146,7 +175,7 @@ func BenchmarkGPUSolver(b *testing.B) {
 	for range 12 {
 		sizes = append(sizes, 768, 768, 768*2304, 2304, 768*768, 768, 768, 768, 768*3072, 3072, 768*3072, 768)
 	}
-	o := m.newSolver(b, func(n int) gpu.Memory { return m.filled(b, rng, attn.Float32, n, 1) }, true, sizes...)
+	o := m.newSolver(b, func(n int) gpu.Memory { return m.filled(b, rng, attn.Float32, n, 1) }, true, false, sizes...)
 	o.Rule = SolverRule{Moments: true, Scale: 1, Beta1: 0.9, Rest1: 0.1, Beta2: 0.99, Rest2: 0.01, Correct1: 1, Correct2: 1, Epsilon: 1, Rate: 1e-4}
 	n := 0
 	for _, size := range sizes {
