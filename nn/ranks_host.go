@@ -134,35 +134,60 @@ func inHost[F float | int32](r together, in G.Value, shape tensor.Shape) (G.Valu
 	if err != nil {
 		return nil, err
 	}
-	w := r.comm.World()
-	parts := make([][]byte, w.Size)
-	if r.what == ongpu.Sum || r.from == w.Rank {
+	label := fmt.Sprintf("%s from rank %d of %d elements of %v", r.title(), r.from, len(x), r.dtype)
+	var y []F
+	if r.what == ongpu.Sum {
+		y, err = sumOfHosts(r.title(), label, x, r.comm)
+	} else {
+		var got [][]F
+		if got, err = exchanged(r.title(), label, x, r.comm, r.from == r.comm.World().Rank, r.from); err == nil {
+			y = got[0]
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), nil
+}
+
+// sumOfHosts returns the sum of all ranks' x, in their order.
+func sumOfHosts[F float | int32](title, label string, x []F, comm *ranks.Comm) (y []F, err error) {
+	all := make([]int, comm.World().Size)
+	for i := range all {
+		all[i] = i
+	}
+	got, err := exchanged(title, label, x, comm, true, all...)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range got[1:] {
+		for k, v := range part {
+			got[0][k] += v
+		}
+	}
+	return got[0], nil
+}
+
+// exchanged returns the x of some ranks. A rank sends its own, or does not.
+func exchanged[F float | int32](title, label string, x []F, comm *ranks.Comm, send bool, from ...int) (all [][]F, err error) {
+	parts := make([][]byte, comm.World().Size)
+	if send {
 		for i := range parts {
 			parts[i] = bytesOf(x)
 		}
 	}
-	got, err := r.comm.Internal().Exchange(fmt.Sprintf("%s from rank %d of %d elements of %v", r.title(), r.from, len(x), r.dtype), parts)
+	got, err := comm.Internal().Exchange(label, parts)
 	if err != nil {
-		return nil, rankError(r.title(), err)
+		return nil, rankError(title, err)
 	}
-	if r.what != ongpu.Sum {
-		got = got[r.from : r.from+1]
-	}
-	var y []F
-	for _, b := range got {
-		part := elementsOf[F](b)
+	for _, rank := range from {
+		part := elementsOf[F](got[rank])
 		if len(part) != len(x) {
-			return nil, errorf(r.title(), errs.ErrShape, "a rank has sent %d elements, want %d", len(part), len(x))
+			return nil, errorf(title, errs.ErrShape, "rank %d has sent %d elements, want %d", rank, len(part), len(x))
 		}
-		if y == nil {
-			y = part
-			continue
-		}
-		for k, v := range part {
-			y[k] += v
-		}
+		all = append(all, part)
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), nil
+	return all, nil
 }
 
 // rankError keeps the kind of a rank's failure.

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -39,6 +40,9 @@ type AdamW struct {
 	Rows         int     // of the sum that the gradient is of, if the loss is their mean; 0: 1
 	Scale        float64 // of the loss; 0: 1
 	Grow         int     // steps until Scale is doubled; 0: Scale stays, and a gradient that is not finite is an error
+
+	// Ranks are processes that train one model, each with other rows. Step adds their gradients as AllReduce does. nil: there is one.
+	Ranks *ranks.Comm
 	solver
 }
 
@@ -50,9 +54,11 @@ type AdamW struct {
 //   - On a GPU: Step waits for the gradients. The update is queued.
 //   - Gradients in host memory are 0 afterwards, as with Gorgonia's solvers: gorgonia.BindDualValues adds the next ones.
 //   - Concurrent calls wait for each other. A solver is used by its pointer.
+//   - With Ranks, all ranks begin with the same weights, have the same fields, and call Step together. The sum of all gradients has the same
+//     bits on every rank, so weights stay the same. Rows are those of all ranks. A rank that can't go on calls ranks.Comm.Fail.
 //   - Errors: ErrOption (fields), ErrLength (a gradient with a number that is not finite), ErrGraph (no gradient, a weight that is given
 //     twice), ErrShape, ErrDType, ErrUnsupported (a layout, several GPUs, several places), ErrState (other weights than before, a copied
-//     solver, another Scale than in Accumulate, within device.GPU.Record), ErrOutOfMemory.
+//     solver, another Scale than in Accumulate, a Comm that Join has not made, within device.GPU.Record), ErrRank, ErrOutOfMemory.
 func (s *AdamW) Step(model []G.ValueGrad) error { return s.step("AdamW.Step", model, s.rule) }
 
 // Accumulate adds the gradients of a run to those of earlier calls, or with an error none. The next Step adds its own gradients and takes
@@ -68,7 +74,7 @@ func (s *AdamW) rule(title string, steps int) (solverRule, error) {
 	r := solverRule{
 		moments: true, rate: s.Rate, decay: s.Decay, clip: s.Clip, beta1: s.Beta1, rest1: 1 - s.Beta1, beta2: s.Beta2, rest2: 1 - s.Beta2, epsilon: s.Epsilon,
 		correct1: 1 / (1 - math.Pow(s.Beta1, float64(steps))), correct2: 1 / (1 - math.Pow(s.Beta2, float64(steps))),
-		rows: s.Rows, grow: s.Grow, lossScale: &s.Scale,
+		rows: s.Rows, grow: s.Grow, lossScale: &s.Scale, ranks: s.Ranks,
 	}
 	switch {
 	case !(s.Beta1 >= 0 && s.Beta1 < 1) || !(s.Beta2 >= 0 && s.Beta2 < 1):
@@ -89,6 +95,7 @@ type SGD struct {
 	Rows              int
 	Scale             float64
 	Grow              int
+	Ranks             *ranks.Comm
 	solver
 }
 
@@ -101,7 +108,7 @@ func (s *SGD) Accumulate(model []G.ValueGrad) error {
 }
 
 func (s *SGD) rule(title string, _ int) (solverRule, error) {
-	r := solverRule{rate: s.Rate, decay: s.Decay, clip: s.Clip, rows: s.Rows, grow: s.Grow, lossScale: &s.Scale}
+	r := solverRule{rate: s.Rate, decay: s.Decay, clip: s.Clip, rows: s.Rows, grow: s.Grow, lossScale: &s.Scale, ranks: s.Ranks}
 	return r, r.check(title)
 }
 
@@ -119,8 +126,12 @@ type solverRule struct {
 
 	rows, grow int
 	lossScale  *float64 // the solver's field
-	skip       bool     // the gradient is not finite, and the scale too large
+	ranks      *ranks.Comm
+	skip       bool // the gradient is not finite, and the scale too large
 }
+
+// several says whether there are other ranks.
+func (r *solverRule) several() bool { return r.ranks != nil && r.ranks.World().Size > 1 }
 
 // scaleOf is the scale of the loss.
 func (r *solverRule) scaleOf() float64 {
@@ -141,6 +152,9 @@ func (r *solverRule) check(title string) error {
 	}
 	if x := r.scaleOf(); !(x >= leastOption && x <= mostOption) {
 		return errorf(title, errs.ErrOption, "Scale is %v, want 0, or a number from %v to %v", x, leastOption, float64(mostOption))
+	}
+	if r.ranks != nil && r.ranks.World().Size < 1 {
+		return errorf(title, errs.ErrState, "Ranks is not from ranks.Join")
 	}
 	if r.rows < 0 || r.grow < 0 {
 		return errorf(title, errs.ErrOption, "Rows is %d and Grow %d, want both at least 0", r.rows, r.grow)
@@ -165,7 +179,8 @@ type solver struct {
 	runs       int
 	scaled     float64
 	addedThere *ongpu.Tensor
-	addedHere  any // [][]float32 or [][]float64
+	totalThere *ongpu.Tensor // of all ranks
+	addedHere  any           // [][]float32 or [][]float64
 }
 
 // kept says what a weight was in the first step.
@@ -388,6 +403,14 @@ func (x *hostWeight[F]) gradient(from, to int) []F {
 	return sum
 }
 
+// sumOfRanks makes the gradient the sum of all ranks' gradients of weight i, in their order.
+func (x *hostWeight[F]) sumOfRanks(title string, i int, comm *ranks.Comm) (err error) {
+	label := fmt.Sprintf("%s, weight %d of %d elements of %v", title, i, len(x.w), dtypeOf[F]())
+	x.g, err = sumOfHosts(title, label, x.gradient(0, len(x.w)), comm)
+	x.a = nil
+	return err
+}
+
 // eachSolverPiece calls f for pieces of a weight, at once.
 func eachSolverPiece[F float](x *hostWeight[F], f func(piece, from, to int, gradient []F)) {
 	eachRow((len(x.w)+layers.SolverPiece-1)/layers.SolverPiece, layers.SolverPiece, func(piece int) {
@@ -422,6 +445,13 @@ func solve[F float](s *solver, title string, ws []trainedWeight, rule *solverRul
 	all, err := readHost[F](s, title, ws)
 	if err != nil {
 		return err
+	}
+	if rule.several() {
+		for i := range all {
+			if err := all[i].sumOfRanks(title, i, rule.ranks); err != nil {
+				return err
+			}
+		}
 	}
 	var sums []float64
 	for i := range all {
@@ -509,7 +539,7 @@ func update[F float](r *solverRule, w, g, m, v []F) {
 
 // gpuOf returns what the solver does to weights on a GPU.
 func (s *solver) gpuOf(title string, ws []trainedWeight, rule *solverRule) *ongpu.Solver {
-	o := &ongpu.Solver{Op: prefix + title, GPU: ws[0].at, Moments: rule.moments, Kept: s.there, Added: s.addedThere, Pending: s.runs > 0}
+	o := &ongpu.Solver{Op: prefix + title, GPU: ws[0].at, Moments: rule.moments, Kept: s.there, Added: s.addedThere, Total: s.totalThere, Pending: s.runs > 0}
 	for i := range ws {
 		w := &ws[i]
 		o.Names, o.Weights, o.Gradients = append(o.Names, w.name), append(o.Weights, ongpu.Must(w.value)), append(o.Gradients, ongpu.Must(w.grad))
@@ -520,6 +550,9 @@ func (s *solver) gpuOf(title string, ws []trainedWeight, rule *solverRule) *ongp
 // onGPU is solve for weights on a GPU.
 func (s *solver) onGPU(title string, ws []trainedWeight, rule *solverRule) error {
 	o := s.gpuOf(title, ws, rule)
+	if rule.several() {
+		o.Ranks = rule.ranks.Internal()
+	}
 	err := o.Step(func(sums []float64) (layers.SolverRule, bool, error) {
 		if err := rule.scaleBy(title, sums); err != nil || rule.skip {
 			return layers.SolverRule{}, rule.skip, err
@@ -530,7 +563,7 @@ func (s *solver) onGPU(title string, ws []trainedWeight, rule *solverRule) error
 			Correct1: f(rule.correct1), Correct2: f(rule.correct2), Epsilon: f(rule.epsilon), Rate: f(rule.rate), Decay: f(rule.decay),
 		}, false, nil
 	})
-	s.there = o.Kept
+	s.there, s.totalThere = o.Kept, o.Total
 	return err
 }
 

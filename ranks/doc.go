@@ -1,5 +1,5 @@
 // Package ranks lets several processes, on one host or on many, compute one graph together. Each process has a part of the
-// weights on its GPUs, and nn.AllReduce sums the partial results.
+// weights on its GPUs, and nn.AllReduce sums the partial results. Or each has all weights, and nn.AdamW.Ranks sums their gradients.
 //
 //	world, err := ranks.Environment()        // RANK, WORLD_SIZE, ... as torchrun sets them
 //	gpu, err := world.OpenGPU()

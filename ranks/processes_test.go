@@ -489,3 +489,38 @@ func TestDoNotMeet(t *testing.T) {
 		})
 	}
 }
+
+// Ranks on GPUs that train together have the weights of host memory.
+func TestTrains(t *testing.T) {
+	if rankstest.Child() {
+		r := join(t)
+		text := trainedTexts(t, r.comm, r.gpu)
+		// Weights in the other place.
+		w := tensor.New(tensor.WithShape(3), tensor.WithBacking([]float32{1, 2, 3}))
+		if err := (&nn.SGD{Ranks: r.comm}).Step([]G.ValueGrad{pair{w, w.Clone().(*tensor.Dense)}}); r.world.Size > 1 && !errors.Is(err, la.ErrUnsupported) {
+			t.Errorf("weights in host memory: %v", err)
+		}
+		rankstest.Write(t, text)
+		r.leave()
+		return
+	}
+	t.Parallel()
+	size := 2
+	if reftest.Every(t) {
+		size = 3
+	}
+	var texts []string
+	for _, r := range rankstest.Run(t, size, nil) {
+		if r.Err != nil {
+			t.Fatalf("%v\n%s", r.Err, r.Output)
+		}
+		texts = append(texts, r.Text)
+	}
+	alikeTrained(t, texts...)
+}
+
+// pair is a weight and its gradient.
+type pair struct{ value, grad G.Value }
+
+func (p pair) Value() G.Value         { return p.value }
+func (p pair) Grad() (G.Value, error) { return p.grad, nil }

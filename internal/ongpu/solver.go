@@ -27,13 +27,21 @@ type Solver struct {
 	Kept, Added *Tensor
 	Pending     bool
 
+	// Ranks adds the gradients of several ranks, in Total; nil: there is one.
+	Ranks Comm
+	Total *Tensor
+
 	table, sums *Tensor
+	from, to    []*Tensor // gradients, and sums to which they are added; no sums: they are all
 }
 
 // begin enters the GPU, and checks the operands.
 func (s *Solver) begin() (kernels *layers.Engine, err error) {
 	if err := s.GPU.Enter(s.Op); err != nil {
 		return nil, err
+	}
+	if s.from = s.Gradients; s.Pending {
+		s.to = s.parts(s.Added, 1)
 	}
 	if s.GPU.Group.Recording() {
 		err = WithinRecord(s.Op, s.GPU)
@@ -73,6 +81,11 @@ func (s *Solver) Step(ruleOf func(sums []float64) (rule layers.SolverRule, skip 
 			return Error(s.Op, s.Kept.broken)
 		}
 	}
+	if s.Ranks != nil {
+		if err := s.sumOfRanks(kernels); err != nil {
+			return err
+		}
+	}
 	sums, err := s.squares(kernels)
 	if err != nil {
 		return err
@@ -83,7 +96,7 @@ func (s *Solver) Step(ruleOf func(sums []float64) (rule layers.SolverRule, skip 
 	}
 	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
 		o.Rule = rule
-		return s.write(sub, func(stream *cuda.Stream) error { return kernels.SolverUpdate(stream, o) })
+		return s.write(sub, s.Weights, func(stream *cuda.Stream) error { return kernels.SolverUpdate(stream, o) })
 	})
 }
 
@@ -101,41 +114,66 @@ func (s *Solver) Add() (err error) {
 			return err
 		}
 	}
-	s.Pending = true
+	return s.add(kernels, s.parts(s.Added, 1), s.Gradients, first)
+}
+
+// add queues a launch that adds tensors to others, or copies them if fresh.
+func (s *Solver) add(kernels *layers.Engine, to, from []*Tensor, fresh bool) error {
+	s.to, s.from = to, from
 	if err := s.upload(); err != nil {
 		return err
 	}
 	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
-		return sub.Do(func(stream *cuda.Stream) error { return kernels.SolverAdd(stream, o, first) })
+		return s.write(sub, to, func(stream *cuda.Stream) error { return kernels.SolverAdd(stream, o, fresh) })
 	})
 }
 
+// sumOfRanks makes the gradients the sums over all ranks, in memory of their own.
+func (s *Solver) sumOfRanks(kernels *layers.Engine) (err error) {
+	if s.Total == nil {
+		if s.Total, err = s.memory(1); err != nil {
+			return err
+		}
+		if s.Total.Zero(); s.Total.broken != nil { // what lies between parts
+			err := Error(s.Op, s.Total.broken)
+			return errors.Join(err, s.close(&s.Total, true))
+		}
+	}
+	total := s.parts(s.Total, 1)
+	if s.Pending {
+		if err := s.add(kernels, total, s.parts(s.Added, 1), true); err != nil {
+			return err
+		}
+	}
+	if err := s.add(kernels, total, s.Gradients, !s.Pending); err != nil {
+		return err
+	}
+	s.from, s.to = total, nil
+	if err := s.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		m, err := s.Total.Use(sub)
+		if err != nil {
+			return err
+		}
+		return s.Ranks.Queue(&Work{Submission: sub, In: []Operand{{Memory: m}}, Out: m}, Sum, m.Len, 0)
+	}); err != nil {
+		return s.GPU.computeError(s.Op, err)
+	}
+	return nil
+}
+
 // Replace gives all weights the elements of Added, or with an error none.
-func (s *Solver) Replace() (err error) {
-	s.Gradients = s.parts(s.Added, 1)
+func (s *Solver) Replace() error {
 	kernels, err := s.begin()
 	if err != nil {
 		return err
 	}
 	defer s.GPU.Group.Leave()
-	defer func() { err = errors.Join(err, s.close(nil, false)) }()
-	into := func(o *layers.Solver) {
-		for i := range o.Weights {
-			o.Weights[i].A = o.Weights[i].W
-		}
-	}
-	if err := s.uploadAs(into); err != nil {
-		return err
-	}
-	return s.submit(func(sub *queue.Submission, o *layers.Solver) error {
-		into(o)
-		return s.write(sub, func(stream *cuda.Stream) error { return kernels.SolverAdd(stream, o, true) })
-	})
+	return errors.Join(s.add(kernels, s.Weights, s.parts(s.Added, 1), true), s.close(nil, false))
 }
 
-// write queues a launch that writes the weights.
-func (s *Solver) write(sub *queue.Submission, launch func(*cuda.Stream) error) error {
-	for _, w := range s.Weights {
+// write queues a launch that writes tensors.
+func (s *Solver) write(sub *queue.Submission, all []*Tensor, launch func(*cuda.Stream) error) error {
+	for _, w := range all {
 		sub.Written(w.Memory)
 	}
 	return sub.Do(launch)
@@ -228,21 +266,19 @@ func (s *Solver) memory(each int) (d *Tensor, err error) {
 // padded returns the size of a part, after which the next one begins: a multiple of 16 bytes.
 func padded(size int) int { return (size + 3) / 4 * 4 }
 
-// upload copies the table of the weights to the GPU.
-func (s *Solver) upload() error { return s.uploadAs(func(*layers.Solver) {}) }
-
-// uploadAs is upload after a change of the operands.
-func (s *Solver) uploadAs(change func(*layers.Solver)) (err error) {
+// upload copies the table of the weights to the GPU, in place of an earlier one.
+func (s *Solver) upload() (err error) {
 	var table []byte
 	if err := s.submit(func(_ *queue.Submission, o *layers.Solver) error {
-		change(o)
 		table = o.Bytes()
 		return nil
 	}); err != nil {
 		return err
 	}
-	if s.table, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{len(table) / 4}); err != nil {
-		return err
+	if s.table == nil {
+		if s.table, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{len(table) / 4}); err != nil {
+			return err
+		}
 	}
 	if err := s.table.Fill(table); err != nil {
 		return TensorError(s.Op, "the table", err)
@@ -309,26 +345,24 @@ func (s *Solver) submit(f func(*queue.Submission, *layers.Solver) error) error {
 			if x.W, err = w.UseAs(sub, s.Names[i]); err != nil {
 				return err
 			}
-			if x.G, err = s.Gradients[i].UseAs(sub, "the gradient of "+s.Names[i]); err != nil {
+			if x.G, err = s.from[i].UseAs(sub, "the gradient of "+s.Names[i]); err != nil {
 				return err
 			}
-			for j, to := range []*Mem{&x.A, &x.M, &x.V} {
-				of, name, place := s.Kept, "the moments", 2*at
-				if j == 0 {
-					of, name, place = s.Added, "the sums of gradients", at
-				}
-				if of == nil || j == 0 && !s.Pending {
-					continue
-				}
-				if *to, err = of.UseAs(sub, name); err != nil {
+			if s.to != nil {
+				if x.A, err = s.to[i].UseAs(sub, "the sum of gradients of "+s.Names[i]); err != nil {
 					return err
 				}
-				if j == 2 {
-					place += int64(padded(x.N))
-				}
-				to.Offset, to.Len = to.Offset+4*place, x.N
 			}
-			at += int64(padded(x.N))
+			if s.Kept == nil {
+				continue
+			}
+			for _, to := range []*Mem{&x.M, &x.V} {
+				if *to, err = s.Kept.UseAs(sub, "the moments"); err != nil {
+					return err
+				}
+				to.Offset, to.Len = to.Offset+4*at, x.N
+				at += int64(padded(x.N))
+			}
 		}
 		return f(sub, o)
 	})
