@@ -6,16 +6,55 @@ constexpr int WRITTEN_TENSORS = 4;
 constexpr int WRITTEN_SIZES = 16;
 constexpr int WRITTEN_NUMBERS = 192;
 
+// A block of rows, which is an output tile of each KV head.
+struct alignas(16) WrittenBlock {
+  int begin, count; // its LeanTiles in `tiles`; begin -1: those of all keys, one after the other
+  int from, to;     // keys [from, to), of LeanTiles that are not left out: the expression hides them from no row
+};
+
 // The parameters of the expressions, and the LeanTiles that are not left out. They lie behind ScoreParams.
 struct WrittenParams {
   const void* tensors[WRITTEN_TENSORS];
-  const int* lists;  // of each sequence the number of its first block of rows in `starts`, or -1: all its LeanTiles are scheduled; null: those of all are
-  const int* starts; // of each block of rows where its list begins in `tiles`; behind the last one the end
-  const int* tiles;  // LeanTiles of a sequence's keys, in ascending order
+  const int* lists;           // of each sequence the number of its first block of rows in `blocks`
+  const WrittenBlock* blocks; // null: no key is hidden by an expression or a window
+  const int* tiles;           // LeanTiles of a sequence's keys, in ascending order
   int sizes[WRITTEN_SIZES]; // of four axes of each of WRITTEN_TENSORS
   u32 numbers[WRITTEN_NUMBERS]; // floats and ints
 };
-__device__ __forceinline__ const WrittenParams& writtenOf(const Params& p) { return *(const WrittenParams*)(&scoreOf(p) + 1); }
+template <class P> __device__ __forceinline__ const WrittenParams& writtenOf(const P& p) { return *(const WrittenParams*)(&scoreOf(p) + 1); }
+template <class P> __device__ __forceinline__ const WrittenBlock* blockOf(const P& p, int seq, int block) {
+  const WrittenParams& written = writtenOf(p);
+  return written.blocks == nullptr ? nullptr : written.blocks + written.lists[seq] + block;
+}
+
+// Keys that an expression hides from no row of an output tile: [from, to).
+struct SeenByAll {
+  int from, to;
+  template <class P> __device__ __forceinline__ SeenByAll(const P& p, bool hides, int seq, int block) : from(0), to(hides ? 0 : 0x7fffffff) {
+    if (!hides) return;
+    const WrittenBlock* const x = blockOf(p, seq, block);
+    if (x != nullptr) from = x->from, to = x->to;
+  }
+  __device__ __forceinline__ bool has(int key, int keys) const { return from <= key && key + keys <= to; }
+};
+
+// Evaluates the expressions E for scores of a lane's two rows. each(f) is as modifyScores has it, with natural scores x; `row` says
+// what E wants to know of them. seen: no key is hidden from the rows.
+struct WrittenRow {
+  int head[2], place[2], limit[2]; // limit: keys from the lane's first one on that the row may see
+  int key, sequence;               // the lane's first key
+};
+template <class E, class Each> __device__ __forceinline__ void evaluate(const WrittenParams& p, const WrittenRow& row, bool seen, const Each& each) {
+  const auto behind = [&](int i, int n) { return E::reads && n >= row.limit[i]; };
+  const auto score = [&](float x, int i, int n) { return E::score(p, x, row.place[i], row.key + n, row.head[i], row.sequence); };
+  const auto sees = [&](float x, int i, int n) { return E::sees(p, x, row.place[i], row.key + n, row.head[i], row.sequence); };
+  if constexpr (E::judges) {
+    each([&](float x, int i, int n) { return behind(i, n) ? x : sees(x, i, n) ? score(x, i, n) : -LEAN_INF; });
+  } else {
+    if constexpr (E::scores) each([&](float x, int i, int n) { return behind(i, n) ? x : score(x, i, n); });
+    if (E::hides && !seen) each([&](float x, int i, int n) { return behind(i, n) || sees(x, i, n) ? x : -LEAN_INF; });
+  }
+}
 
 // Functions of the expressions, as internal/variant has them: ints wrap around, quotients of ints are rounded down, and the
 // least and the largest of NaN and a number are NaN.

@@ -1,14 +1,20 @@
 // The Variant of attention that a user has written (docs/variants.md). A generated unit has the user's expressions as
 //
 //	struct Expression {
-//	  static constexpr bool changes = ..., windows = ..., reads = ...;
-//	  static float of(const WrittenParams& p, float score, int query, int key, int head, int sequence);
+//	  static constexpr bool changes = ..., windows = ..., scores = ..., hides = ..., judges = ..., reads = ..., large = ...;
+//	  static float score(const WrittenParams& p, float score, int query, int key, int head, int sequence);
+//	  static bool sees(...); // of the same
 //	};
 //
 //	changes   whether there are changes of scores before, as Scored has them
 //	windows   whether windows hide keys, too
-//	reads     whether the expressions read tensors: then `of` is called for keys of the sequence alone
-//	of        the changed score, a natural one; -Inf for a hidden key
+//	scores    whether `score` is not its argument
+//	hides     whether `sees` may be false
+//	judges    whether `sees` depends on the score
+//	reads     whether the expressions read tensors: then these are called for keys of the sequence alone
+//	large     whether code for each score of a lane is long
+//	score     the changed score, a natural one
+//	sees      whether a key is not hidden
 //
 // and one WRITTEN_ATTENTION.
 #pragma once
@@ -64,15 +70,14 @@ template <class E> struct Written {
     // How many chunks of an output tile are left out.
     template <int CHUNK> __device__ __forceinline__ int leaveOut(const Params& p, const Seq& s, int place) {
       const auto& at = *static_cast<const Walk<CHUNK, Written>*>(this);
-      const WrittenParams& written = writtenOf(p);
       hidden = E::windows ? firstInWindow(scoreOf(p), s, place) : 0;
       shift = p.tileShift, list = nullptr, gap = 0;
-      const int first = written.lists != nullptr ? written.lists[at.seq] : -1;
-      if (first < 0) return 0;
-      const int begin = written.starts[first + at.block], chunks = (at.visible + CHUNK - 1) / CHUNK;
-      listed = written.starts[first + at.block + 1] - begin;
+      const WrittenBlock* const block = blockOf(p, at.seq, at.block);
+      if (block == nullptr || block->begin < 0) return 0;
+      const int chunks = (at.visible + CHUNK - 1) / CHUNK;
+      listed = block->count;
       if (listed == 0) return gap = chunks;
-      list = written.tiles + begin;
+      list = writtenOf(p).tiles + block->begin;
       const int last = list[listed - 1];
       return gap = chunks - ((listed - 1) << shift) - min(chunks - (last << shift), 1 << shift);
     }
@@ -82,20 +87,23 @@ template <class E> struct Written {
 };
 
 template <class E, class S> struct WrittenRows : RowScores<S> {
-  using RowScores<S>::RowScores;
-  struct Chunk : RowScores<S>::Chunk {
-    template <class... X> __device__ __forceinline__ Chunk(const X&... x) : RowScores<S>::Chunk{x...} {}
+  using Base = RowScores<S>;
+  using typename Base::A, typename Base::Place;
+  SeenByAll seen;
+  __device__ __forceinline__ WrittenRows(const Params& p, const Place& w, typename A::Mode mode, int rows, int lane) : Base(p, w, mode, rows, lane), seen(p, E::hides, w.seq, w.block) {}
+  struct Chunk : Base::Chunk {
+    template <class... X> __device__ __forceinline__ Chunk(const X&... x) : Base::Chunk{x...} {}
     template <class Each> __device__ __forceinline__ void apply(int own, const Each& each) const {
       const int key = this->first + own;
       if constexpr (E::changes) modifyScores(scoreOf(this->p), *this, key, each);
-      const WrittenParams& written = writtenOf(this->p);
-      const int sequence = scoreOf(this->p).details[this->w.seq].number;
-      int head[2], place[2], limit[2];
+      WrittenRow row;
+      row.key = key, row.sequence = scoreOf(this->p).details[this->w.seq].number;
 #pragma unroll
-      for (int i = 0; i < 2; i++) head[i] = this->head(i), place[i] = this->place(i), limit[i] = E::reads ? this->limit(i) - key : 0;
-      each([&](float x, int i, int n) {
-        if (E::reads && n >= limit[i]) return x; // behind the keys that the row sees
-        return E::of(written, x * 1.3862943611198906f, place[i], key + n, head[i], sequence) * 0.72134752044448170f; // ln 4, log4(e)
+      for (int i = 0; i < 2; i++) row.head[i] = this->head(i), row.place[i] = this->place(i), row.limit[i] = E::reads ? this->limit(i) - key : 0;
+      const bool all = static_cast<const WrittenRows&>(this->of).seen.has(this->first, S::KEYS);
+      // Scores are of base 4.
+      evaluate<E>(writtenOf(this->p), row, all, [&](const auto& f) {
+        each([&](float x, int i, int n) { return f(x * 1.3862943611198906f, i, n) * 0.72134752044448170f; }); // ln 4, log4(e)
       });
       if constexpr (E::windows) maskScores<S::KEYS>(scoreOf(this->p), *this, key, each);
     }

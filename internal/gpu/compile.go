@@ -23,8 +23,8 @@ var Virtual = ""
 // compiledOptions are those of all units that are compiled at run time, as of kernels/build.
 var compiledOptions = []string{"--std=c++17", "-default-device"}
 
-// Compiled returns the module of a unit's source, which is compiled if neither the device nor the user's cache has it. The source
-// includes headers of [kernels.Headers].
+// Compiled returns the module of a unit's source, which is compiled if the user's cache does not have it. The source includes headers of
+// [kernels.Headers].
 func Compiled(dev *cuda.Device, source string) (*cuda.Module, error) {
 	headers, err := kernels.Headers()
 	if err != nil {
@@ -39,11 +39,9 @@ func Compiled(dev *cuda.Device, source string) (*cuda.Module, error) {
 		return nil, err
 	}
 	key := keyOf(compiler.Version(), arch, source, headers)
-	return dev.Module(key, func() ([]byte, error) {
-		dir := cacheDir()
-		if image := dir.read(key); image != nil {
-			return image, nil
-		}
+	dir := cacheDir()
+	image := dir.read(key)
+	if image == nil { // by several goroutines at once, so not while the device is locked
 		const unit = "unit.cu"
 		files := maps.Clone(headers)
 		files[unit] = []byte(source)
@@ -51,13 +49,12 @@ func Compiled(dev *cuda.Device, source string) (*cuda.Module, error) {
 		if err != nil {
 			return nil, err
 		}
-		image := code.Cubin
-		if len(image) == 0 {
+		if image = code.Cubin; len(image) == 0 {
 			image = code.PTX
 		}
 		dir.write(key, image)
-		return image, nil
-	})
+	}
+	return dev.Module(key, func() ([]byte, error) { return image, nil })
 }
 
 // archOf returns the architecture to compile for: the GPU's, the newest older one of the same major version, or a virtual one whose PTX

@@ -43,7 +43,7 @@ func bare(programs []*variant.Program) (source string, printed []variant.Printed
 		}
 		one := p.CUDA(loads, "changes = false, windows = false")
 		fmt.Fprintf(&b, "namespace e%d {\n%s}\nextern \"C\" __global__ void bare_%d(const __grid_constant__ Call c) {\n  const At at = c.at[threadIdx.x];\n"+
-			"  c.out[threadIdx.x] = e%d::Expression::of(c.p, at.score, at.query, at.key, at.head, at.sequence);\n}\n", i, one.Text, i, i)
+			"  using E = e%d::Expression;\n  c.out[threadIdx.x] = E::sees(c.p, at.score, at.query, at.key, at.head, at.sequence) ? E::score(c.p, at.score, at.query, at.key, at.head, at.sequence) : -LEAN_INF;\n}\n", i, one.Text, i, i)
 		printed = append(printed, one)
 	}
 	return b.String(), printed

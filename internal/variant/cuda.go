@@ -8,7 +8,7 @@ import (
 
 // Printed is a Program as CUDA C++, for kernels/attn_written.cuh.
 type Printed struct {
-	// Text is a struct Expression. Its functions have neither loops nor preprocessing directives. Programs that differ in the numbers
+	// Text is a struct Expression, as attn_written.cuh describes it. Its functions have neither loops nor preprocessing directives. Programs that differ in the numbers
 	// of Params alone have one Text.
 	Text string
 	// Numbers are the constants that depend on Params, as bits of float32 and int32.
@@ -22,10 +22,15 @@ type printer struct {
 	p       *Program
 	loads   []string
 	out     strings.Builder
-	names   map[int]string
+	names   map[int]string // of nodes that this function has printed
+	places  map[int]int    // of nodes, in numbers
 	numbers []uint32
+	printed int // nodes, in all functions
 	reads   bool
 }
+
+// large is the number of nodes from which on a kernel has few copies of the code.
+const large = 12
 
 // Functions of CUDA and of attn_expression.cuh for operations with one or two arguments.
 var (
@@ -44,15 +49,30 @@ var (
 // CUDA prints the Program. loads are functions of (address, index) that load an element of each tensor. flags are further constants of the
 // struct.
 func (p *Program) CUDA(loads []string, flags string) Printed {
-	w := &printer{p: p, loads: loads, names: map[int]string{}}
-	score := w.value(p.Score)
+	w := &printer{p: p, loads: loads, places: map[int]int{}}
+	functions := w.function("float score", p.Score)
+	judges := false
 	if p.Visible >= 0 {
-		score = w.value(p.Visible) + " ? " + score + " : -LEAN_INF"
+		functions += w.function("bool sees", p.Visible)
+		judges = p.Nodes[p.Visible].Needs&NeedsScore != 0
+	} else {
+		functions += printedFunction("bool sees", "", "true")
 	}
-	text := fmt.Sprintf("struct Expression {\n  static constexpr bool %s, reads = %t;\n"+
-		"  __device__ static __forceinline__ float of(const WrittenParams& p, float score, int query, int key, int head, int sequence) {\n%s    return %s;\n  }\n};\n",
-		flags, w.reads, &w.out, score)
+	text := fmt.Sprintf("struct Expression {\n  static constexpr bool %s, scores = %t, hides = %t, judges = %t, reads = %t, large = %t;\n%s};\n",
+		flags, p.ChangesScores(), p.Visible >= 0, judges, w.reads, w.printed >= large, functions)
 	return Printed{Text: text, Numbers: w.numbers, Reads: w.reads}
+}
+
+// function prints a function with the value of node i.
+func (w *printer) function(name string, i int) string {
+	w.names = map[int]string{}
+	w.out.Reset()
+	value := w.value(i)
+	return printedFunction(name, w.out.String(), value)
+}
+
+func printedFunction(name, body, value string) string {
+	return fmt.Sprintf("  __device__ static __forceinline__ %s(const WrittenParams& p, float score, int query, int key, int head, int sequence) {\n%s    return %s;\n  }\n", name, body, value)
 }
 
 // value prints node i and the nodes that node i depends on, and returns the name of node i's constant.
@@ -69,7 +89,7 @@ func (w *printer) value(i int) string {
 		if n.Param == "" {
 			return literal(n)
 		}
-		text = w.number(n)
+		text = w.number(i, n)
 	} else {
 		var args []string
 		for _, arg := range n.Arguments(w.p) {
@@ -79,6 +99,7 @@ func (w *printer) value(i int) string {
 	}
 	name := fmt.Sprintf("v%d", len(w.names))
 	w.names[i] = name
+	w.printed++
 	fmt.Fprintf(&w.out, "    const %s %s = %s;\n", printedKinds[n.Kind], name, text)
 	return name
 }
@@ -94,13 +115,16 @@ func literal(n *Node) string {
 	return fmt.Sprintf("(%d)", int32(n.Value))
 }
 
-// number prints a constant that follows from Params, which is a parameter of the kernel.
-func (w *printer) number(n *Node) string {
-	at, bits := len(w.numbers), uint32(int32(n.Value))
-	if n.Kind == Float {
-		bits = math.Float32bits(float32(n.Value))
+// number prints node i, a constant that follows from Params: a parameter of the kernel.
+func (w *printer) number(i int, n *Node) string {
+	at, there := w.places[i]
+	if !there {
+		bits := uint32(int32(n.Value))
+		if n.Kind == Float {
+			bits = math.Float32bits(float32(n.Value))
+		}
+		at, w.places[i], w.numbers = len(w.numbers), len(w.numbers), append(w.numbers, bits)
 	}
-	w.numbers = append(w.numbers, bits)
 	switch n.Kind {
 	case Float:
 		return fmt.Sprintf("__uint_as_float(p.numbers[%d])", at)

@@ -99,6 +99,9 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		return division{}
 	}
 	p.ordered = p.ordered[:0]
+	if hides(g) {
+		p.written.prompts.begin(seqs)
+	}
 	for i := range seqs {
 		if s := &seqs[i]; s.Queries > 0 {
 			p.ordered = append(p.ordered, sequence{row: int32(s.Row), queries: int32(s.Queries), keys: int32(s.Keys)})

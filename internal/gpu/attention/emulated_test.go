@@ -92,6 +92,16 @@ func TestEmulatedWritten(t *testing.T) {
 	testWrittenTiles(t, m)
 }
 
+// The user's variants by prefill kernels.
+func TestEmulatedWrittenPrefill(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	testWrittenPrefill(t, m, takePrefill, reftest.Cases(t, 1, 8), 300)
+	if m.runsBeside() {
+		testWrittenPrefill(t, m, takeBoth, reftest.Cases(t, 0, 2), 200)
+	}
+	testWrittenSteps(t, m)
+}
+
 func TestEmulatedTrees(t *testing.T) {
 	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 4, 30), options{work: 20000, longest: 200})
 }

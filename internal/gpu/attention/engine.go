@@ -117,7 +117,13 @@ func (e *Engine) Supports(g *attn.Problem) error {
 	if err := supports(op, g, e.kernels); err != nil {
 		return err
 	}
-	_, err := e.kernel(op, &want{problem: g, features: g.Features(), rows: g.Group()})
+	w := want{problem: g, features: g.Features(), rows: g.Group()}
+	if g.Variant != nil {
+		if err := e.printAll(op, g, e.findPrefill(g, mostPackedRows).taken(g, false), e.find(&w)); err != nil {
+			return err
+		}
+	}
+	_, err := e.kernel(op, &w)
 	return err
 }
 

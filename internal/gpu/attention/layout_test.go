@@ -138,6 +138,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_variant.cuh", "ScoredLaunchParams", scoredParams{}},
 		{"kernels/attn_written.cuh", "WrittenLaunchParams", writtenLaunch{}},
 		{"kernels/attn_expression.cuh", "WrittenParams", writtenParams{}},
+		{"kernels/attn_expression.cuh", "WrittenBlock", writtenBlock{}},
+		{"kernels/attn_written_prefill.cuh", "WrittenPrefillParams", writtenPrefill{}},
 		{"kernels/attn_written.cuh", "RestoreParams", restoreParams{}},
 		{"kernels/attn_variant.cuh", "ScoreParams", scoreParams{}},
 		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},

@@ -222,7 +222,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if err != nil {
 		return err
 	}
-	if err := p.engine.loadPrefill(who.prefillKernels); err != nil {
+	if err := p.engine.loadPrefill(op, &g, &form.prefill); err != nil {
 		return err
 	}
 	if err := p.engine.load(form.kernel); err != nil {
@@ -244,7 +244,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.size(&need.Capacity, &least)
 	p.scored.size(&g, &need, &least)
 	p.rotated.size(&g, rows, least.Rows)
-	p.written.size(&g, &need, &least)
+	p.written.size(p.engine, &g, &need, &least, who)
 	parts := p.sizePrefill(&g, who, &least)
 	take := workspaceSize{tileRows: form.kernel.tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.ValueDim, scores: scores, parts: parts}
 	if g.Invariant {
@@ -324,6 +324,11 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	w := want{problem: g, features: g.Features(), rows: rowsOf(block, group, queries), pages: shape.pages(form.paged, g.PageTokens)}
 	// With one row, the number of scores is the number of keys.
 	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.Pages.Planes[0].DType.Size()) >= longReads*int64(p.engine.blocks)
+	if g.Variant != nil {
+		if err = p.engine.printAll(op, g, form.prefill.taken(g, false), p.engine.find(&w)); err != nil {
+			return form, need, who, err
+		}
+	}
 	if form.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return form, need, who, err
 	}
@@ -346,6 +351,9 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	}
 	p.schedule(g, p.seqs.data[:few], workers, form.paged, form.kernel.blockRows())
 	p.listPrefill(who)
+	if hides(g) && who.first() != nil {
+		p.written.listPrompts(p.seqs.data)
+	}
 	return few
 }
 

@@ -128,8 +128,11 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	return k
 }
 
-// loadPrefill loads the kernels' functions.
-func (e *Engine) loadPrefill(of prefillKernels) error {
+// loadPrefill loads the kernels' functions. Of kernels of a variant, it replaces the line for the types of g by the compiled kernel.
+func (e *Engine) loadPrefill(op string, g *attn.Problem, of *prefillKernels) error {
+	if g.Variant != nil && of.first() != nil {
+		return e.loadWritten(op, g, of)
+	}
 	for _, k := range [...]*kernel{of.same, of.rounded, of.precise} {
 		if k == nil {
 			continue
@@ -204,6 +207,36 @@ func (p *Plan) listPrefill(of division) {
 
 // runPrefill queues attention by blocks that have output tiles.
 func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
+	if k.needs&attn.Varied != 0 {
+		return p.runWrittenPrefill(s, o, k)
+	}
+	g, a := &p.form.geometry, &p.prefillParams
+	if err := p.prefillArguments(o, k); err != nil {
+		return err
+	}
+	p.args.Reset()
+	if k.changes {
+		a.scale, a.natural = float32(g.Scale*lean.Log4E), lean.Ln4
+	} else {
+		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
+	}
+	if k.scored {
+		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o, k)}
+		cuda.Struct(&p.args, &p.scoredPrefillParams)
+	} else {
+		cuda.Struct(&p.args, a)
+	}
+	p.hold(o)
+	return k.functions[0].Launch(s, p.engine.prefillLaunch(k), &p.args)
+}
+
+// prefillLaunch returns the grid of a launch of k.
+func (e *Engine) prefillLaunch(k *kernel) cuda.Grid {
+	return cuda.Grid{Blocks: [3]int{e.prefillBlocks(k)}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: e.hasCopyEngine()}
+}
+
+// prefillArguments fills p.prefillParams but for the factors of scores.
+func (p *Plan) prefillArguments(o *Operands, k *kernel) error {
 	e, g, m, a := p.engine, &p.form.geometry, &p.memory, &p.prefillParams
 	*a = prefillParams{}
 	if k.tile.warps > 0 {
@@ -234,21 +267,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 		a.beside = 1
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
-	p.args.Reset()
-	if k.changes {
-		a.scale, a.natural = float32(g.Scale*lean.Log4E), lean.Ln4
-	} else {
-		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
-	}
-	if k.scored {
-		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o, k)}
-		cuda.Struct(&p.args, &p.scoredPrefillParams)
-	} else {
-		cuda.Struct(&p.args, a)
-	}
-	p.hold(o)
-	grid := cuda.Grid{Blocks: [3]int{e.prefillBlocks(k)}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: e.hasCopyEngine()}
-	return k.functions[0].Launch(s, grid, &p.args)
+	return nil
 }
 
 // prefillMaps sets the tensor maps of keys and values.

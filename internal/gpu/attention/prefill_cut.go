@@ -224,8 +224,13 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, ro
 				bytes = int(s.keys) * tokenBytes(g)
 			}
 			for first := 0; first < all; first += rows {
-				keys := keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len() // keys between the sink tokens and the window do not count
-				p.outputs = append(p.outputs, prefillTile{seq: int32(n), head: int32(head), block: int32(first / rows), end: int32(keys), parts: 1})
+				t := prefillTile{seq: int32(n), head: int32(head), block: int32(first / rows), parts: 1}
+				if hides(g) {
+					t.end = p.written.promptKeys(g, s, first/rows, rows)
+				} else {
+					t.end = int32(keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len()) // keys between the sink tokens and the window do not count
+				}
+				p.outputs = append(p.outputs, t)
 			}
 		}
 	}

@@ -396,17 +396,24 @@ func (p *problem) check(t testing.TB) {
 	ref := p.Reference(p.precision())
 	out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 	g := &p.geometry
-	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
-		return enginetest.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
-	}); err != nil {
-		t.Errorf("%v: output: %v", p, err)
-	}
+	p.checkOutputs(t, ref, out)
 	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
 		return enginetest.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
 	}); err != nil {
 		t.Errorf("%v: log-sum-exp: %v", p, err)
 	}
 	p.checkOtherRows(t, out, lse)
+}
+
+// checkOutputs compares the outputs of sequences with the reference.
+func (p *problem) checkOutputs(t testing.TB, ref *reftest.Result, out []byte) {
+	t.Helper()
+	g := &p.geometry
+	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
+		return enginetest.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
+	}); err != nil {
+		t.Errorf("%v: output: %v", p, err)
+	}
 }
 
 // checkOtherRows checks rows without a sequence. They equal rows without visible keys if Build's rows include them, and

@@ -135,7 +135,7 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	p.written.reset()
 	for i, s := range seqs {
 		p.tiles = p.tiles[:0]
-		if rows := int(s.queries) * group; p.written.hides(g) {
+		if rows := int(s.queries) * group; hides(g) {
 			p.countTiles(g, &s, int(p.details.data[i].number), block)
 		} else {
 			for first := 0; first < rows; first += block {

@@ -175,11 +175,15 @@ func prefillLines() (lines []kernel) {
 		{features: plainFeatures, positive: true, tile: tile{speed: 10}},
 		{features: plainFeatures | maskFeatures, positive: true, scored: true, tile: tile{speed: 9}},
 		{features: plainFeatures | scoredFeatures, scored: true, changes: true, tile: tile{speed: 6}},
+		{features: plainFeatures | writtenFeatures, needs: attn.Varied, scored: true, changes: true, tile: tile{speed: 6}},
 	} {
-		masks := of.scored && !of.changes
+		masks, written := of.scored && !of.changes, of.needs != 0
 		of.family, of.unit, of.rows = &prefillFamily, prefillUnit, prefillRows
 		end := ""
-		if of.scored {
+		switch {
+		case written:
+			of.unit, end = "", writtenEnd
+		case of.scored:
 			of.unit, end = prefillVariantUnit, variantEnd
 		}
 		add := func(capability versions, tiles ...prefillTiles) {
@@ -188,11 +192,11 @@ func prefillLines() (lines []kernel) {
 					line, name := of, fmt.Sprintf("prefill_%s_%d", gpu.Name(kv), t.dim)
 					line.kv, line.dims, line.capability = kv, []int{t.dim}, capability
 					line.entries, line.tile, line.parts = []string{name + end}, t.same, 1
-					line.exact = capability == hopper && !of.scored
+					line.exact = capability == hopper && !of.scored || written
 					if lines = append(lines, line); masks {
 						continue
 					}
-					if line.exact && (t.dim == 64 || t.dim == 128) {
+					if line.exact && (t.dim == 64 || t.dim == 128 || written) {
 						line.entries, line.exact = []string{name + "_rounded"}, false
 						lines = append(lines, line)
 					}

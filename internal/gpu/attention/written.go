@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"sync"
 	"unsafe"
@@ -37,10 +36,13 @@ type Tensor struct {
 // writtenParams is struct WrittenParams.
 type writtenParams struct {
 	tensors              [variant.MaxTensors]uint64
-	lists, starts, tiles uint64
+	lists, blocks, tiles uint64
 	sizes                [variant.MaxTensors * writtenAxes]int32
 	numbers              [writtenNumbers]uint32
 }
+
+// writtenBlock is struct WrittenBlock.
+type writtenBlock struct{ begin, count, from, to int32 }
 
 // writtenLaunch is struct WrittenLaunchParams.
 type writtenLaunch struct {
@@ -73,85 +75,121 @@ func restoreBytes(g *attn.Problem, rows int) (lse, end int64) {
 
 // written is the part of a plan for variants.
 type written struct {
-	lists  list[int32] // of each of seqs the number of its first block of rows in starts; -1: all its LeanTiles are scheduled
-	starts list[int32] // of each block of rows where its list of LeanTiles begins in tiles, and the end
-	tiles  list[int32]
+	few  seen // by output tiles of decode kernels
+	many seen // by output tiles of prefill kernels
 
-	empty  []int32            // rows whose block has no LeanTiles
-	bounds []variant.Interval // scratch of see
-	launch writtenLaunch
+	empty   []int32            // rows whose output tile of decode kernels has no LeanTiles
+	bounds  []variant.Interval // scratch of see
+	prompts prompts            // scratch of Build
+	launch  writtenLaunch
+	prefill writtenPrefill
 }
 
-func (w *written) sections() []entries { return []entries{&w.lists, &w.starts, &w.tiles} }
+// seen are the LeanTiles in which some row of a block of rows may see some key.
+type seen struct {
+	lists  list[int32] // of each of seqs the number of its first block of rows
+	blocks list[writtenBlock]
+	tiles  list[int32]
+}
+
+func (l *seen) sections() []entries { return []entries{&l.lists, &l.blocks, &l.tiles} }
+
+func (l *seen) reset() {
+	l.lists.data, l.blocks.data, l.tiles.data = l.lists.data[:0], l.blocks.data[:0], l.tiles.data[:0]
+}
+
+// want sets the lengths of the lists.
+func (l *seen) want(sequences, blocks, tiles [2]int) {
+	l.lists.want(sequences[0], sequences[1], 0)
+	l.blocks.want(blocks[0], blocks[1], 0)
+	l.tiles.want(tiles[0], tiles[1], 0)
+}
+
+func (w *written) sections() []entries { return slices.Concat(w.few.sections(), w.many.sections()) }
 
 // hides reports whether LeanTiles may be left out.
-func (w *written) hides(g *attn.Problem) bool {
+func hides(g *attn.Problem) bool {
 	return g.Variant != nil && (g.Variant.Visible >= 0 || g.Window > 0)
 }
 
-// size sets the lengths of the lists.
-func (w *written) size(g *attn.Problem, need *measured, least *Capacity) {
-	for _, l := range w.sections() {
-		l.of().want(0, 0, 0)
-	}
-	if !w.hides(g) {
+// size sets the lengths of the lists. who says which kernels attend to the step's sequences.
+func (w *written) size(e *Engine, g *attn.Problem, need *measured, least *Capacity, who division) {
+	none := [2]int{}
+	w.few.want(none, none, none)
+	w.many.want(none, none, none)
+	if !hides(g) {
 		return
 	}
 	const most = 1 << 22 // entries that are reserved in advance
-	blocks := attn.Ceil(attn.Product(least.queries(), g.Group()), BlockRows)
-	w.lists.want(need.Sequences, least.Sequences, 0)
-	w.starts.want(int(need.blocks), min(attn.Product(blocks, least.Sequences), most), 1)
-	w.tiles.want(int(need.tiles)/g.KVHeads, min(attn.Product(blocks, attn.Ceil(attn.Product(least.Pages, g.PageTokens), tileTokens(g))+least.Sequences), most), 0)
+	reserved := func(rows, tile int) (blocks, tiles int) {
+		blocks = attn.Product(attn.Ceil(attn.Product(least.queries(), g.Group()), rows), least.Sequences)
+		return min(blocks, most), min(attn.Product(blocks, attn.Ceil(attn.Product(least.Pages, g.PageTokens), tile)+least.Sequences), most)
+	}
+	sequences := [2]int{need.Sequences, least.Sequences}
+	blocks, tiles := reserved(BlockRows, tileTokens(g))
+	w.few.want(sequences, [2]int{int(need.blocks), blocks}, [2]int{int(need.tiles) / g.KVHeads, tiles})
+	listed := [2]int{}
+	if who.first() != nil {
+		listed = [2]int{len(w.prompts.blocks), len(w.prompts.tiles)}
+	}
+	if k := e.findPrefill(g, max(need.Queries*g.Group(), attn.Product(least.queries(), g.Group()))).first(); k != nil {
+		blocks, tiles = reserved(k.tile.rows, cutKeys)
+		w.many.want(sequences, [2]int{listed[0], blocks}, [2]int{listed[1], tiles})
+	}
 }
 
-// see lists the LeanTiles of a block of packed rows [first, end) of a sequence, `number` of the caller's, in which some row may see some
-// key. It returns how many there are.
-func (w *written) see(g *attn.Problem, s *sequence, number, first, end int) int64 {
-	group, tile := g.Group(), tileTokens(g)
+// see adds to blocks and tiles those of the packed rows [first, end) of a sequence, `number` of the caller's: LeanTiles of `tile` keys. It
+// returns how many LeanTiles there are.
+func (w *written) see(g *attn.Problem, s *sequence, number, first, end, tile int, blocks *[]writtenBlock, tiles *[]int32) int {
 	if len(w.bounds) < len(g.Variant.Nodes) {
 		w.bounds = make([]variant.Interval, len(g.Variant.Nodes))
 	}
-	from, to := first/group, (end-1)/group // query positions
+	from, to := first/g.Group(), (end-1)/g.Group() // query positions
 	begin, stop := g.Mask.Range(int(s.queries), int(s.keys), from, to+1)
 	before := int(s.keys - s.queries)
 	limits := variant.Bounds{
 		Query: variant.Between(before+from, before+to), Head: variant.Between(0, g.Heads-1), Sequence: variant.Between(number, number),
 	}
-	w.starts.data = append(w.starts.data, int32(len(w.tiles.data)))
-	n := int64(0)
+	b, n, full := writtenBlock{begin: int32(len(*tiles))}, 0, begin < tile
+	all := writtenBlock{} // the keys of the LeanTiles since the last in which a key may be hidden
 	for i := max(begin, 0) / tile; i*tile < stop; i++ {
 		limits.Key = variant.Between(i*tile, min((i+1)*tile, stop)-1)
-		if g.Variant.Sees(&limits, w.bounds) == variant.Never {
+		sees := g.Variant.Sees(&limits, w.bounds)
+		if sees == variant.Never {
+			full = false
 			continue
 		}
-		w.tiles.data = append(w.tiles.data, int32(i))
+		*tiles = append(*tiles, int32(i))
 		n++
-	}
-	if n == 0 {
-		for i := from; i <= to; i++ {
-			if row := s.row + int32(i); len(w.empty) == 0 || w.empty[len(w.empty)-1] != row {
-				w.empty = append(w.empty, row)
-			}
+		switch {
+		case sees != variant.Always:
+			all = writtenBlock{}
+			continue
+		case all.count == 0:
+			all.from = int32(i * tile)
+		}
+		if all.count, all.to = all.count+1, int32((i+1)*tile); all.count > b.count {
+			b.count, b.from, b.to = all.count, all.from, all.to
 		}
 	}
-	return n
-}
-
-// seeAll makes the LeanTiles of a sequence's blocks, from number `first` of starts on, those that it has without a list, if no list leaves one
-// out.
-func (w *written) seeAll(first int, full bool) {
-	if full {
-		w.tiles.data, w.starts.data = w.tiles.data[:w.starts.data[first]], w.starts.data[:first]
-		first = -1
+	if b.count = int32(n); full { // no list is needed
+		*tiles, b.begin = (*tiles)[:b.begin], -1
 	}
-	w.lists.data = append(w.lists.data, int32(first))
+	*blocks = append(*blocks, b)
+	return n
 }
 
 // printed are the kernels of variants of an engine.
 type printed struct {
 	sync.Mutex
-	kernels map[string]*kernel // by their sources
+	kernels map[string]*compiled // by their sources
 	known   map[printedKey]printedKernel
+}
+
+// compiled is a kernel that one goroutine compiles while others wait for it.
+type compiled struct {
+	sync.Mutex
+	kernel *kernel // nil: not yet
 }
 
 // printedKey identifies a kernel and its numbers: equal keys have equal kernels.
@@ -179,8 +217,9 @@ var (
 func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, error) {
 	key := printedKey{g.Variant, k, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0}
 	e.printed.Lock()
-	defer e.printed.Unlock()
-	if made, ok := e.printed.known[key]; ok {
+	made, ok := e.printed.known[key]
+	e.printed.Unlock()
+	if ok {
 		return made, nil
 	}
 	loads := make([]string, len(g.Variant.Tensors))
@@ -193,69 +232,138 @@ func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, er
 	if len(text.Numbers) > writtenNumbers {
 		return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant with %d numbers that follow from Params: %d are the most on a GPU", len(text.Numbers), writtenNumbers)
 	}
+	made = printedKernel{k, text.Numbers}
 	if e.dev == nil { // for a schedule alone
-		return printedKernel{k, text.Numbers}, nil
+		return made, nil
 	}
-	sum := sha256.Sum256([]byte(text.Text))
-	name := fmt.Sprintf("written_%s_%d_%s", gpu.Name(k.kv), g.Dim, hex.EncodeToString(sum[:8]))
-	source := fmt.Sprintf("#include \"attn_written.cuh\"\n%sWRITTEN_ATTENTION(%s, %s, %d)\n", text.Text, name, formats[k.kv], g.Dim)
-	restore := name + "_restore"
-	if restores(g) {
-		source += "WRITTEN_RESTORE(" + restore + ")\n"
+	source, names := unitOf(g, k, text.Text)
+	e.printed.Lock()
+	if e.printed.kernels == nil {
+		e.printed.kernels = map[string]*compiled{}
 	}
-	made := e.printed.kernels[source]
-	if made == nil {
-		m, err := gpu.Compiled(e.dev, source)
-		if err != nil {
-			return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant's kernel: %v", err)
-		}
-		f, err := gpu.WithShared(m, &e.info, name)
-		if err != nil {
-			return printedKernel{}, err
-		}
-		copied := *k
-		made = &copied
-		made.line, made.entries, made.functions = k, []string{name}, []*cuda.Function{f}
-		if restores(g) {
-			if f, err = m.Function(restore); err != nil {
-				return printedKernel{}, err
-			}
-			made.functions = append(made.functions, f)
-		}
+	of := e.printed.kernels[source]
+	if of == nil {
+		of = &compiled{}
+		e.printed.kernels[source] = of
+	}
+	e.printed.Unlock()
+	var err error
+	if made.kernel, err = of.get(e, op, k, source, names); err != nil {
+		return printedKernel{}, err
 	}
 	const most = 256 // programs that are known, which a map keeps in memory
-	if e.printed.kernels == nil {
-		e.printed.kernels = map[string]*kernel{}
-	}
+	e.printed.Lock()
+	defer e.printed.Unlock()
 	if e.printed.known == nil || len(e.printed.known) >= most {
 		e.printed.known = map[printedKey]printedKernel{}
 	}
-	e.printed.kernels[source], e.printed.known[key] = made, printedKernel{made, text.Numbers}
-	return e.printed.known[key], nil
+	e.printed.known[key] = made
+	return made, nil
 }
 
-// runWritten queues attention with a variant.
+// unitOf returns the source of a unit for a line of the table, and the names of its kernels. Kernels of other sources have other names.
+func unitOf(g *attn.Problem, k *kernel, expression string) (source string, names []string) {
+	kind, header, macro, arguments := "written", "attn_written", "WRITTEN_ATTENTION", fmt.Sprintf("%s, %d", formats[k.kv], g.Dim)
+	if k.parts > 0 {
+		kind, header, macro = "prefill_written", "attn_written_prefill", "WRITTEN_PREFILL"
+		arguments = fmt.Sprintf("%s, WrittenPrompt<Expression>, %d, %s", formats[k.kv], g.Dim, k.arguments(restores(g)))
+	}
+	sum := sha256.Sum256([]byte(expression + arguments))
+	name := fmt.Sprintf("%s_%s_%d_%s", kind, gpu.Name(k.kv), g.Dim, hex.EncodeToString(sum[:8]))
+	source, names = fmt.Sprintf("#include \"%s.cuh\"\n%s%s(%s, %s)\n", header, expression, macro, name, arguments), []string{name}
+	if k.parts == 0 && restores(g) {
+		names = append(names, name+"_restore")
+		source += "WRITTEN_RESTORE(" + names[1] + ")\n"
+	}
+	return source, names
+}
+
+// get returns k with the functions of a unit. After an error the next call tries again.
+func (c *compiled) get(e *Engine, op string, k *kernel, source string, names []string) (*kernel, error) {
+	c.Lock()
+	defer c.Unlock()
+	if c.kernel != nil {
+		return c.kernel, nil
+	}
+	m, err := gpu.Compiled(e.dev, source)
+	if err != nil {
+		return nil, gpu.Errorf(op, attn.ErrUnsupported, "a variant's kernel: %v", err)
+	}
+	made := *k
+	made.line, made.entries = k, names[:1]
+	for i, name := range names {
+		f, err := m.Function(name)
+		if i == 0 && err == nil {
+			err = f.SetDynamicShared(e.info.SharedPerBlockMost)
+		}
+		if err != nil {
+			return nil, err
+		}
+		made.functions = append(made.functions, f)
+	}
+	c.kernel = &made
+	return c.kernel, nil
+}
+
+// printAll compiles the kernels of lines at the same time. nil is no line.
+func (e *Engine) printAll(op string, g *attn.Problem, lines ...*kernel) error {
+	var work sync.WaitGroup
+	failed := make([]error, len(lines))
+	own := *g // g itself stays on the caller's stack
+	for i, k := range lines {
+		if k != nil {
+			work.Go(func() { _, failed[i] = e.print(op, &own, k) })
+		}
+	}
+	work.Wait()
+	for _, err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runWritten queues attention with a variant by a decode kernel.
 func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 	g, a, l := &p.form.geometry, &p.params, &p.written.launch
 	made, err := p.engine.print("run", g, k.line)
 	if err != nil {
 		return err
 	}
-	own := *o
-	if restores(g) {
-		lse, end := restoreBytes(g, p.reach)
-		own.Out = gpu.Memory{Buffer: p.memory.states, DType: attn.Float32, Len: int(lse / 4)}
-		own.LSE = gpu.Memory{Buffer: p.memory.states, Offset: lse, DType: attn.Float32, Len: int(end-lse) / 4}
-	}
+	own := p.writtenTo(o)
 	grid, err := p.arguments(&own)
 	if err != nil {
 		return err
 	}
 	*l = writtenLaunch{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(g, o, k)}
-	w := &l.written
+	p.expressionOf(&l.written, o, &made, &p.written.few)
+	p.args.Reset()
+	cuda.Struct(&p.args, l)
+	p.hold(o)
+	if err := k.functions[0].Launch(s, grid, &p.args); err != nil || p.form.both { // prefill kernels follow
+		return err
+	}
+	return p.restore(s, o, &own)
+}
+
+// writtenTo returns the operands of the launches of attention. Where weights are not divided by their sum, results are states for restore.
+func (p *Plan) writtenTo(o *Operands) Operands {
+	own := *o
+	if g := &p.form.geometry; restores(g) {
+		lse, end := restoreBytes(g, p.reach)
+		own.Out = gpu.Memory{Buffer: p.memory.states, DType: attn.Float32, Len: int(lse / 4)}
+		own.LSE = gpu.Memory{Buffer: p.memory.states, Offset: lse, DType: attn.Float32, Len: int(end-lse) / 4}
+	}
+	return own
+}
+
+// expressionOf fills the parameters of a variant's expressions.
+func (p *Plan) expressionOf(w *writtenParams, o *Operands, made *printedKernel, by *seen) {
+	g := &p.form.geometry
 	copy(w.numbers[:], made.numbers)
-	if p.written.hides(g) {
-		w.lists, w.starts, w.tiles = p.written.lists.address(&p.memory), p.written.starts.address(&p.memory), p.written.tiles.address(&p.memory)
+	if hides(g) {
+		w.lists, w.blocks, w.tiles = by.lists.address(&p.memory), by.blocks.address(&p.memory), by.tiles.address(&p.memory)
 	}
 	for i := range g.Variant.Tensors {
 		t := &o.Tensors[i]
@@ -264,11 +372,13 @@ func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 			w.sizes[i*writtenAxes+axis] = int32(size)
 		}
 	}
-	p.args.Reset()
-	cuda.Struct(&p.args, l)
-	p.hold(o)
-	if err := k.functions[0].Launch(s, grid, &p.args); err != nil || !restores(g) {
-		return err
+}
+
+// restore queues the launch that multiplies outputs by the sums of their weights, if these are not divided by them.
+func (p *Plan) restore(s *cuda.Stream, o, own *Operands) error {
+	g := &p.form.geometry
+	if !restores(g) {
+		return nil
 	}
 	r := &restoreParams{
 		from: own.Out.Address(), logs: own.LSE.Address(), out: o.Out.Address(), seqs: p.seqs.address(&p.memory),
@@ -278,7 +388,7 @@ func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 	p.args.Reset()
 	cuda.Struct(&p.args, r)
 	p.hold(o)
-	return k.functions[1].Launch(s, cuda.Grid{Blocks: [3]int{p.engine.blocks}, Threads: [3]int{restoreThreads}}, &p.args)
+	return p.form.kernel.functions[1].Launch(s, cuda.Grid{Blocks: [3]int{p.engine.blocks}, Threads: [3]int{restoreThreads}}, &p.args)
 }
 
 const restoreThreads = 256
@@ -326,32 +436,38 @@ func (p *Plan) checkTensors(op string, o *Operands) error {
 	return nil
 }
 
-// countTiles returns the numbers of LeanTiles of the blocks of a sequence, `number` of the caller's, with a variant that hides keys.
+// countTiles lists the LeanTiles of the blocks of a sequence, `number` of the caller's, with a variant that hides keys.
 func (p *Plan) countTiles(g *attn.Problem, s *sequence, number, block int) {
-	w, rows, tile := &p.written, int(s.queries)*g.Group(), tileTokens(g)
-	at, full := len(w.starts.data), true
+	w, rows := &p.written, int(s.queries)*g.Group()
+	w.few.lists.data = append(w.few.lists.data, int32(len(w.few.blocks.data)))
 	for first := 0; first < rows; first += block {
 		end := min(first+block, rows)
-		n := w.see(g, s, number, first, end)
-		p.tiles = append(p.tiles, n)
-		_, to := g.Mask.Keys(int(s.queries), int(s.keys), (end-1)/g.Group())
-		full = full && n == int64(max(to, 0)+tile-1)>>bits.TrailingZeros(uint(tile))
+		n := w.see(g, s, number, first, end, tileTokens(g), &w.few.blocks.data, &w.few.tiles.data)
+		p.tiles = append(p.tiles, int64(n))
+		if n > 0 {
+			continue
+		}
+		for i := first / g.Group(); i <= (end-1)/g.Group(); i++ {
+			if row := s.row + int32(i); len(w.empty) == 0 || w.empty[len(w.empty)-1] != row {
+				w.empty = append(w.empty, row)
+			}
+		}
 	}
-	w.seeAll(at, full)
 }
 
 // reset begins the lists of a step.
 func (w *written) reset() {
-	w.lists.data, w.starts.data, w.tiles.data, w.empty = w.lists.data[:0], w.starts.data[:0], w.tiles.data[:0], w.empty[:0]
+	w.few.reset()
+	w.many.reset()
+	w.empty = w.empty[:0]
 }
 
-// finishLists ends the list of blocks, and adds rows without LeanTiles to the masked ones.
+// finishLists adds rows without LeanTiles to the masked ones.
 func (p *Plan) finishLists(g *attn.Problem) {
 	w := &p.written
-	if !w.hides(g) {
+	if !hides(g) {
 		return
 	}
-	w.starts.data = append(w.starts.data, int32(len(w.tiles.data)))
 	known := p.masked.data[1:]
 	slices.Sort(known)
 	for _, row := range w.empty {
