@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/variant"
 )
 
@@ -172,6 +173,45 @@ func (s Shape) Varied(rng *rand.Rand, i int) Shape {
 	}
 	s.Variant = p
 	return s
+}
+
+// BuiltIns are built-in masks and changes of scores, each as a variant too. A tensor is slope, of the heads.
+var BuiltIns = []struct {
+	Name string
+	attn.Mask
+	SoftCap float64
+	Slopes  bool
+	variant.Source
+}{
+	{"causal", attn.Mask{Causal: true}, 0, false, variant.Source{Visible: "key <= query"}},
+	{"window", attn.Mask{Causal: true, Window: 33}, 0, false, variant.Source{Visible: "key <= query && query-key < 33"}},
+	{"sink tokens", attn.Mask{Causal: true, Window: 20, SinkTokens: 4}, 0, false, variant.Source{Visible: "key <= query && (query-key < 20 || key < 4)"}},
+	{"ALiBi", attn.Mask{}, 0, true, variant.Source{Score: "score + slope[head]*(key-query)", Tensors: []variant.Declared{{Name: "slope", Rank: 1}}}},
+	{"soft cap", attn.Mask{}, 2, false, variant.Source{Score: "2*tanh(score/2)"}},
+	{"all", attn.Mask{Causal: true, Window: 70}, 3, true, variant.Source{
+		Score: "3*tanh(score/3) + slope[head]*(key-query)", Visible: "key <= query && query-key < 70", Tensors: []variant.Declared{{Name: "slope", Rank: 1}},
+	}},
+}
+
+// BuiltIn returns the shape with a built-in mask or change of scores, and the shape with the variant in its place.
+func (s Shape) BuiltIn(rng *rand.Rand, i int) (builtIn, varied Shape) {
+	b := &BuiltIns[i]
+	builtIn, varied = s, s
+	builtIn.Mask, builtIn.SoftCap = b.Mask, b.SoftCap
+	if b.Slopes {
+		slope := variant.Tensor{Shape: []int{s.Heads}}
+		for range s.Heads {
+			x := math.Exp2(-float64(1 + rng.IntN(8))) // exact in any type
+			slope.F64, builtIn.Slopes = append(slope.F64, x), append(builtIn.Slopes, x)
+		}
+		varied.Tensors = []variant.Tensor{slope}
+	}
+	p, err := variant.New(b.Source)
+	if err != nil {
+		panic(err)
+	}
+	varied.Variant = p
+	return builtIn, varied
 }
 
 // expressionOf returns a random expression of a kind. With compare, conditions may be of floats, and floats may become ints.

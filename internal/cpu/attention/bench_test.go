@@ -295,6 +295,8 @@ func BenchmarkVariants(b *testing.B) {
 			vary("score*0.5", "")
 			vary("score + table[head][min(abs(query-key), 31)]", "", "table", table)
 			vary("", "key <= query")
+			add("window", func(g *attn.Problem, _ *Operands[float32]) { g.Window = 200 })
+			vary("", "key <= query && query-key < 200")
 			vary("", "(query-key) % 4 == 0")
 			vary("", "doc[key] == doc[query]", "doc", doc)
 			cputest.Compete(b, "Gscores/s", all)

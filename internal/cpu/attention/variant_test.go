@@ -55,6 +55,32 @@ func TestRandomVariants(t *testing.T) {
 	}
 }
 
+// TestVariantBuiltIns: built-in masks and changes of scores, and the same as variants, give the same results but for rounding.
+func TestVariantBuiltIns(t *testing.T) {
+	rng := reftest.Rand(t)
+	for i, b := range reftest.BuiltIns {
+		for range cputest.Cases(t, 2, 10) {
+			s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: 8 + rng.IntN(60), ValueDim: 8 + rng.IntN(60), Queries: []int{1 + rng.IntN(60)}}
+			s.Heads, s.Keys = s.KVHeads*(1+rng.IntN(3)), []int{s.Queries[0] + rng.IntN(200)}
+			p := place[float32](rng, reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32), layout{dtype: attn.Float32, page: 16}) // keys that are hidden are finite
+			builtIn, varied := p.c.BuiltIn(rng, i)
+			p.c.Shape = builtIn
+			want := p.c.Reference(reftest.Precision{Acc: reftest.Float32})
+			plain := p.g
+			p.g.Mask, p.g.Score = b.Mask, attn.Score{Cap: b.SoftCap, Slopes: attn.NewSlopes(builtIn.Slopes)}
+			for range 2 {
+				if err := p.run(cpu.Default(), randomPolicy(rng), 1+rng.IntN(4), 64); err != nil {
+					t.Fatal(err)
+				}
+				if err := p.check(want); err != nil {
+					t.Fatalf("%s, %v: %v", b.Name, p.g.Variant, err)
+				}
+				p.g, p.g.Variant, p.ops.Tensors = plain, varied.Variant, cputest.TensorsOf[float32](varied.Tensors)
+			}
+		}
+	}
+}
+
 // TestVariantTiles: the schedule has the LeanTiles that some query sees, hidden ones may hold NaN, and those that tensors
 // alone hide are skipped in the run.
 func TestVariantTiles(t *testing.T) {

@@ -95,11 +95,12 @@ func TestEmulatedWritten(t *testing.T) {
 // The user's variants by prefill kernels.
 func TestEmulatedWrittenPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testWrittenPrefill(t, m, takePrefill, reftest.Cases(t, 1, 8), 300)
+	testWrittenPrefill(t, m, takePrefill, reftest.Cases(t, 1, 4), 300)
 	if m.runsBeside() {
-		testWrittenPrefill(t, m, takeBoth, reftest.Cases(t, 0, 2), 200)
+		testWrittenPrefill(t, m, takeBoth, 0, 200)
 	}
 	testWrittenSteps(t, m)
+	testWrittenBuiltIns(t, m, reftest.Cases(t, 0, 3))
 }
 
 func TestEmulatedTrees(t *testing.T) {

@@ -50,22 +50,32 @@ func BenchmarkGPUScores(b *testing.B) {
 	}
 }
 
-// BenchmarkGPUWritten compares variants of a user with built-in changes and masks, and with plain decode.
+// BenchmarkGPUWritten compares variants of a user with built-in changes and masks, and with plain attention: decode, prompts and chunks.
 func BenchmarkGPUWritten(b *testing.B) {
 	nvrtc.ForTest(b)
 	m := realGPU(b)
 	written := func(score, visible string) func(g *attn.Problem) {
-		v, err := variant.New(variant.Source{Score: score, Visible: visible, Params: map[string]float64{"cap": 30, "slope": 0.25}})
+		v, err := variant.New(variant.Source{Score: score, Visible: visible, Params: map[string]float64{"cap": 30, "slope": 0.25, "window": 1024}})
 		noError(b, err)
-		return func(g *attn.Problem) { g.Variant = v }
+		return func(g *attn.Problem) { g.Variant, g.QueryType = v, attn.Float16 }
 	}
-	for _, c := range []benchStep{{1, 1, 32, 8, 8192, 128, 0}, {16, 1, 32, 8, 8192, 128, 0}, {6, 1, 48, 48, 16384, 64, 0}, {8, 1, 32, 8, 65536, 128, 16}, {1, 16, 32, 8, 8192, 128, 0}} {
+	window := func(g *attn.Problem) { g.Window = 1024 }
+	notCausal := func(spoil func(g *attn.Problem)) func(g *attn.Problem) {
+		return func(g *attn.Problem) { spoil(g); g.Causal = false }
+	}
+	for _, c := range []benchStep{
+		{1, 1, 32, 8, 8192, 128, 0}, {16, 1, 32, 8, 8192, 128, 0}, {6, 1, 48, 48, 16384, 64, 0}, {8, 1, 32, 8, 65536, 128, 16}, {1, 16, 32, 8, 8192, 128, 0},
+		{16, 1024, 32, 8, 1024, 128, 0}, {4, 4096, 32, 8, 4096, 128, 0}, {1, 16384, 32, 8, 16384, 128, 0}, {4, 4096, 32, 32, 4096, 64, 0}, {1, 512, 32, 8, 32768, 128, 16},
+	} {
 		m.benchmarkVariants(b, c, []benchVariant{
 			{name: "plain", keys: c.keys, spoil: func(g *attn.Problem) {}},
 			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
 			{name: "cap, written", keys: c.keys, spoil: written("cap*tanh(score/cap)", "")},
 			{name: "ALiBi", keys: c.keys, spoil: func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
 			{name: "ALiBi, written", keys: c.keys, spoil: written("score + slope*(key-query)", "")},
+			{name: "window", keys: c.keys, spoil: window},
+			{name: "window, written", keys: c.keys, spoil: notCausal(written("", "key <= query && query-key < window"))},
+			{name: "causal, written", keys: c.keys, spoil: notCausal(written("", "key <= query"))},
 			{name: "half of the blocks, written", keys: c.keys, spoil: written("", "div(key, 256) % 2 == 0")},
 		})
 	}

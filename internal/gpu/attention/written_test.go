@@ -124,6 +124,41 @@ func testWrittenPrefill(t *testing.T, m *machine, take choice, n, longest int) {
 	noError(t, plan.Close())
 }
 
+// testWrittenBuiltIns: built-in masks and changes of scores, and the same as variants, give the same results but for rounding, by decode and
+// prefill kernels.
+func testWrittenBuiltIns(t *testing.T, m *machine, n int) {
+	nvrtc.ForTest(t)
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for _, i := range rng.Perm(len(reftest.BuiltIns))[:min(n, len(reftest.BuiltIns))] {
+		for _, queries := range []int{1 + rng.IntN(4), prefillRows + rng.IntN(100)} {
+			m.engine.choice = takePrefill
+			s := reftest.Shape{Heads: 3, KVHeads: 3, Dim: 64, ValueDim: 64, Queries: []int{queries}, Keys: []int{queries + rng.IntN(150)}}
+			p := m.newProblem(t, rng, reftest.Normal, options{shape: &s, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), dense: true}) // keys that are hidden are finite
+			builtIn, varied := p.BuiltIn(rng, i)
+			p.Shape = builtIn
+			plain := p.geometry
+			p.geometry.Mask, p.geometry.Score = p.Mask, attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)}
+			for range 2 {
+				m.Poison(t, &p.o)
+				m.Poison(t, &p.lse)
+				m.run(t, plan, p)
+				if k := plan.kernelOf(p.operands(), false); (k.parts > 0) != (queries >= prefillRows) || (k.needs != 0) != (p.geometry.Variant != nil) {
+					t.Fatalf("%d queries go to %v", queries, k.entries)
+				}
+				if p.check(t); t.Failed() {
+					t.Fatalf("%s: %+v", reftest.BuiltIns[i].Name, p.geometry)
+				}
+				p.Shape, p.geometry = varied, plain
+				p.putTensors(m, t)
+				p.Shape = builtIn // of the reference
+			}
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
 // testWrittenSteps: prefill kernels leave out steps that no query sees, which may hold NaN, and ask no expression about steps that all see.
 func testWrittenSteps(t *testing.T, m *machine) {
 	nvrtc.ForTest(t)
@@ -219,6 +254,7 @@ func TestGPUWrittenPrefill(t *testing.T) {
 	testWrittenPrefill(t, m, takePrefill, 200, 2000)
 	testWrittenPrefill(t, m, takeBoth, 40, 2000)
 	testWrittenSteps(t, m)
+	testWrittenBuiltIns(t, m, len(reftest.BuiltIns))
 }
 
 func TestGPUWritten(t *testing.T) { testWritten(t, realGPU(t), 12, 20, 3000) }
