@@ -22,5 +22,7 @@
 //   - Nodes of equal parameters and inputs are one node in Gorgonia: hashes have each parameter.
 //   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [HeadLinear] and [MergeStates] are
 //     ErrUnsupported. ArgMax, Sample and collectives have no gradients.
+//   - Sequences of different lengths need no padding but in attention: the example Packed has their rows one after another, and an
+//     [Embedding] before and behind attention. So it trains on packed documents, on GPUs too.
 //   - On a GPU, Gorgonia can't add the gradients of a value with several readers, as of residual connections: [Backpropagate] can.
 package nn
