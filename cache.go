@@ -33,8 +33,8 @@ type CacheConfig struct {
 
 	// ValuesInKeys says that a value is the first ValueDim elements of its key, as in multi-head latent attention (DeepSeek-V2,
 	// arXiv:2405.04434): keys are latent vectors with a rotated part behind ([rope.Config].Last). The cache then stores keys alone,
-	// and nodes have no v. CPUs take all widths; GPUs of compute capability 9.0 take HeadDim 576 and ValueDim 512, in Float16 and
-	// BFloat16.
+	// and nodes have no v. CPUs take all widths. GPUs take multiples of 8, HeadDim up to 576 and ValueDim up to 512, and all masks and
+	// changes of scores.
 	ValuesInKeys bool
 
 	// DType is the element type that keys and values are stored in: tensor.Float32 (also the zero value), [Float16], [BFloat16],
@@ -43,8 +43,8 @@ type CacheConfig struct {
 	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements; with Q4, 32 neighbours are.
 	//
 	//   - Q4 is for CPUs. HeadDim and ValueDim are multiples of 32.
-	//   - With E4M3 and int8, GPUs take HeadDim 64 (with an even PageSize) and 128, layers whose only mask is [WithCausal], no
-	//     changes of scores, no trees and no batch invariance. Prompts go through decode kernels.
+	//   - With E4M3 and int8, and without ValuesInKeys, GPUs take HeadDim 64 (with an even PageSize) and 128, layers whose only mask is
+	//     [WithCausal], no changes of scores, no trees and no batch invariance. Prompts go through decode kernels.
 	DType tensor.Dtype
 
 	// Scales says which elements of E4M3 or int8 share a scale. KeyScales and ValueScales are for ScalesByHead, from a checkpoint for

@@ -210,12 +210,11 @@ func (v *testView) flush() {
 
 // slab is a copy of a layer's keys, or values.
 func (v *testView) slab(s *kvstore.DevicePages, layer, plane int) cpu.Buffer {
-	dim := [...]int{v.config.HeadDim, v.config.ValueDim}[plane]
 	if plane > 0 && v.config.ValuesInKeys {
 		return cpu.Buffer{}
 	}
 	format, _ := v.config.format(layer)
-	b := operand.NewBuffer(format.Planes[plane].DType, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
+	b := operand.NewBuffer(format.Planes[plane].DType, v.config.Pages*v.config.KVHeads*v.config.PageSize*format.Planes[plane].Dim)
 	v.copy(s, layer, plane, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }

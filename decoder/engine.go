@@ -139,7 +139,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	}
 	if e.cache, err = la.NewCache(config); err != nil {
 		if sizes.Latent > 0 && o.Device != nil {
-			err = fmt.Errorf("decoder: latent attention of %d and %d elements on a GPU: use the CPU, or Options.Cache of 16 bits: %w", sizes.Latent, sizes.HeadDim-sizes.Latent, err)
+			err = fmt.Errorf("decoder: latent attention of %d and %d elements on a GPU: use the CPU: %w", sizes.Latent, sizes.HeadDim-sizes.Latent, err)
 		}
 		return nil, err
 	}

@@ -286,9 +286,6 @@ func TestLatentBytes(t *testing.T) {
 // TestGPULatent: steps of models with latent vectors of 512 and 64 elements are those of the CPU.
 func TestGPULatent(t *testing.T) {
 	gpu := devicetest.Open(t)
-	if gpu.Members()[0].Capability != 90 {
-		t.Skip("kernels for values in keys are those of 9.0")
-	}
 	for i, m := range latentModels(t) {
 		if i > 0 && testing.Short() {
 			break
@@ -298,7 +295,7 @@ func TestGPULatent(t *testing.T) {
 			fields["rope_parameters"], fields["rope_scaling"] = nil, nil
 		}
 		n := m.changed(t, fields).network(t)
-		o := Options{Device: gpu, Cache: []tensor.Dtype{la.Float16, la.BFloat16}[i%2], Weights: []tensor.Dtype{la.BFloat16, {}, la.Float16}[i%3]}
+		o := Options{Device: gpu, Cache: []tensor.Dtype{la.Float16, la.BFloat16, la.E4M3, tensor.Float32}[i%4], Weights: []tensor.Dtype{la.BFloat16, {}, la.Float16}[i%3]}
 		t.Run(m.Name, func(t *testing.T) {
 			stepsAgainstCPU(t, func(o Options) (*Engine, error) { return NewEngine(n, fanWeights{}, o) }, o, 3, 4, 0.02)
 		})
@@ -307,16 +304,16 @@ func TestGPULatent(t *testing.T) {
 
 // TestGPULatentRefused: a latent vector of a size without kernels.
 func TestGPULatentRefused(t *testing.T) {
-	testLatentRefused(t, devicetest.Open(t), la.ErrUnsupported, "latent attention of 24 and 8 elements on a GPU: use the CPU")
+	n := latentModels(t)[0].changed(t, map[string]any{"kv_lora_rank": 20}).network(t)
+	testLatentRefused(t, devicetest.Open(t), n, la.ErrUnsupported, "latent attention of 20 and 8 elements on a GPU: use the CPU")
 }
 
 func TestGPUsLatentRefused(t *testing.T) {
-	testLatentRefused(t, devicetest.OpenSome(t, 2), ErrUnsupported, "latent attention, which several GPUs do not share: use one GPU")
+	testLatentRefused(t, devicetest.OpenSome(t, 2), latentModels(t)[0].network(t), ErrUnsupported, "latent attention, which several GPUs do not share: use one GPU")
 }
 
-func testLatentRefused(t *testing.T, gpu *device.GPU, kind error, text string) {
-	m := latentModels(t)[0]
-	_, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: gpu, Context: 100, Cache: la.Float16})
+func testLatentRefused(t *testing.T, gpu *device.GPU, n Network, kind error, text string) {
+	_, err := NewEngine(n, fanWeights{}, Options{Device: gpu, Context: 100, Cache: la.Float16})
 	if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
 		t.Error(err)
 	}

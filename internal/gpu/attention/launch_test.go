@@ -33,6 +33,8 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument(rotaryEntry, int(unsafe.Sizeof(rotaryParams{})))
 	s.Argument(appendEntry, int(unsafe.Sizeof(appendParams{})))
 	s.Argument(narrowEntry, int(unsafe.Sizeof(narrowAppend{})))
+	s.Argument("latent_any_", int(unsafe.Sizeof(latentAnyParams{})))
+	s.Argument(latentAppendEntry, int(unsafe.Sizeof(latentAppend{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("narrow_", int(unsafe.Sizeof(narrowParams{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
@@ -56,6 +58,13 @@ func (k *launches) check(l enginetest.Launch) {
 		k.narrowAppend(&l)
 	case strings.HasPrefix(l.Kernel, "narrow_"):
 		k.narrow(&l)
+	case strings.HasPrefix(l.Kernel, "latent_any_"):
+		k.latentAny(&l)
+	case l.Kernel == latentAppendEntry:
+		a := (*latentAppend)(arg)
+		if of := &a.rotary.Append; a.rotary.each < 1 || l.Blocks%int(a.rotary.each) != 0 || l.Threads != appendThreads || of.dim%8 != 0 || a.value%latentGroup != 0 || a.scales == 0 || of.dim > a.value && a.rest == 0 || of.values != 0 {
+			k.t.Errorf("%d blocks of %d threads: %+v", l.Blocks, l.Threads, a)
+		}
 	case l.Kernel == "prefix_gather":
 		if p := (*prefixGatherParams)(arg); l.Threads != prefixThreads || p.width%8 != 0 || p.queryRow%8 != 0 || p.queryHead%8 != 0 || (p.query|p.to)%8 != 0 {
 			k.t.Errorf("gather by %d threads: %+v", l.Threads, p)

@@ -51,6 +51,12 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int KEYS = 64, PITCH = D; #else static constexpr int KEYS = 32, PITCH = 128; #endif",
 			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = 8192;", // scaleBytes
 		},
+		"attn_latent_any.cuh": { // latentAnyConfig
+			"KEYS = 16; using Place", "ROWS = 32", "D = 512, WIDTH = D;", "MOST_DIM = 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",
+			"slot = WIDENED ? KEYS * a.value + blocksOf(a.dim - a.value) * BLOCK + KEYS * GROUPS * 4 : blocksOf(a.dim) * BLOCK; char* at = ring + a.stages * slot; " +
+				"operands = sharedAddress(at); if (WIDENED) at += blocksOf(a.value) * BLOCK; parts = (float*)at, weights = parts + PARTS / 4;",
+			"PITCH = KEYS + 8;", "PARTS = WARPS * ROWS * PITCH * 4, WEIGHTS = ROWS * PITCH * 4;", "pitch = a.value + 8; float* const rows = (float*)sh.ring;",
+		},
 		"attn_narrow.cuh": {"enum : int { SCALES_BY_HEAD = 1, SCALES_BY_PAGE = 2, SCALES_BY_TOKEN = 3 };"}, // attn.Scales
 		"lean.cu": {
 			"HOPPER_ATTENTION(lean_f16_128_many, AsF16, 128, true) HOPPER_ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
@@ -148,6 +154,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_narrow.cuh", "NarrowParams", narrowScales{}},
 		{"kernels/attn_narrow.cuh", "NarrowLaunchParams", narrowParams{}},
 		{"kernels/attn_narrow_append.cuh", "NarrowAppendParams", narrowAppend{}},
+		{"kernels/attn_latent_any.cuh", "LatentAnyParams", latentAnyParams{}},
+		{"kernels/attn_latent_append.cuh", "LatentAppendParams", latentAppend{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},
 		{"kernels/attn_rotary.cuh", "RotaryAppendParams", rotaryParams{}},

@@ -50,8 +50,9 @@ func narrowFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok && c.slots >= 4
 }
 
-// isNarrow reports whether pages have scales.
-func isNarrow(g *attn.Problem) bool { return g.Pages.Key().Scales != attn.NoScales }
+// isScaled reports whether pages have scales, and isNarrow whether their values are in no keys, too.
+func isScaled(g *attn.Problem) bool { return g.Pages.Key().Scales != attn.NoScales }
+func isNarrow(g *attn.Problem) bool { return isScaled(g) && !g.Pages.InKeys() }
 
 // supportsScales returns an error if kernels do not read the scales of g. Kernels find a scale by its page, head and token.
 func supportsScales(op string, g *attn.Problem) error {
@@ -59,6 +60,8 @@ func supportsScales(op string, g *attn.Problem) error {
 	switch {
 	case k.Scales != v.Scales || k.DType != v.DType:
 		return gpu.Errorf(op, attn.ErrUnsupported, "keys of %v with %v, and values of %v with %v: they must be alike", k.DType, k.Scales, v.DType, v.Scales)
+	case isGrouped(g):
+		return supportsGrouped(op, g)
 	case !isNarrow(g):
 		return nil
 	case k.Scales > attn.ScalesByToken:
@@ -90,7 +93,7 @@ func (e *Engine) loadNarrow(g *attn.Problem) error {
 func (p *Plan) checkScales(op string, pages *Pages) error {
 	g := &p.form.geometry
 	if !isNarrow(g) {
-		return nil
+		return p.checkGrouped(op, pages)
 	}
 	for i, name := range [...]string{"the scales of k", "the scales of v"} {
 		if err := pages[i].Scales.CheckFloats(op, name, g.Pages.Planes[i].ScaleLen(p.lastPage+1, g.KVHeads, g.PageTokens)); err != nil {

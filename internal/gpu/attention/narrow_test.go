@@ -213,20 +213,7 @@ func (n *narrowProblem) check(t testing.TB) {
 	if n.kind != attn.ScalesByToken {
 		r.Least *= 256 // elements may be that much smaller than their scale allows
 	}
-	ref := p.Reference(r)
-	out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
-	g := &p.geometry
-	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
-		return enginetest.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
-	}); err != nil {
-		t.Errorf("output: %v", err)
-	}
-	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
-		return enginetest.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
-	}); err != nil {
-		t.Errorf("log-sum-exp: %v", err)
-	}
-	p.checkOtherRows(t, out, lse)
+	p.compare(t, r)
 	for i, k := range [...]gpu.Memory{p.k, p.v} {
 		for at, got := range enginetest.Read(t, &k) {
 			if want := n.want[i][at]; got != want {

@@ -114,7 +114,10 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrShape, "pages with keys of 64"},
 	{func(g *attn.Problem) { setDims(g, 72, 72) }, attn.ErrUnsupported, "head dim 72"},
 	{func(g *attn.Problem) { setDims(g, 64, 128) }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
-	{func(g *attn.Problem) { g.Pages.Value.Plane, g.Pages.Planes[1] = 0, attn.Plane{} }, attn.ErrUnsupported, "keys of 64 elements with values of 64 in them"},
+	{func(g *attn.Problem) {
+		setDims(g, 600, 600)
+		g.Pages.Value.Plane, g.Pages.Planes[1] = 0, attn.Plane{}
+	}, attn.ErrUnsupported, "keys of 600 elements with values of 600 in them"},
 	{func(g *attn.Problem) { g.Pages.Planes[1].Scales = attn.ScalesByToken }, attn.ErrUnsupported, "float16 with a scale for each token and head"},
 	{func(g *attn.Problem) { g.Pages.Planes[1].DType = attn.BFloat16 }, attn.ErrUnsupported, "keys and values of different types"},
 	{func(g *attn.Problem) { g.PageTokens = 0 }, attn.ErrShape, "pages of 0"},

@@ -393,7 +393,13 @@ func (p *problem) precision() reftest.Precision {
 // check compares the output of a run with the reference.
 func (p *problem) check(t testing.TB) {
 	t.Helper()
-	ref := p.Reference(p.precision())
+	p.compare(t, p.precision())
+}
+
+// compare is check for kernels of another precision.
+func (p *problem) compare(t testing.TB, of reftest.Precision) {
+	t.Helper()
+	ref := p.Reference(of)
 	out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 	g := &p.geometry
 	p.checkOutputs(t, ref, out)

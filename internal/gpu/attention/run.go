@@ -63,9 +63,9 @@ func (p *Plan) checkPages(op string, pages *Pages) error {
 	k, v := &pages[0].Data, &pages[g.Pages.Value.Plane].Data
 	need := 0
 	if p.lastPage >= 0 {
-		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
+		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.Planes[0].Dim)
 	}
-	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
+	if rows := max(k.Len, v.Len) / g.Pages.Key().Dim; rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; kernels support %d", rows, mostKeyRows)
 	}
 	if err := k.CheckStored(op, "k", need); err != nil {
@@ -287,7 +287,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
-	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Dim), int32(g.Pages.Planes[0].At.Head/g.Dim), int32(g.PageTokens)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Pages.Key().Dim), int32(g.Pages.Planes[0].At.Head/g.Pages.Key().Dim), int32(g.PageTokens)
 	group := g.Group()
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
@@ -335,8 +335,8 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
-	if isNarrow(&p.form.geometry) {
-		return p.storeNarrow(s, &to, &rotaryParams{Append: p.newRows}, newK.Buffer, newV.Buffer)
+	if isScaled(&p.form.geometry) {
+		return p.storeScaled(s, &to, &rotaryParams{Append: p.newRows}, newK.Buffer, newV.Buffer)
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)
@@ -374,7 +374,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	}
 	p.newRows = appendParams{
 		newKeys: newK.Address(), keys: k.Address(), slots: p.appending().Slots,
-		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Pages.Key().Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
 		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
 	}
 	if g.Pages.InKeys() {

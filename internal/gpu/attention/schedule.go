@@ -127,6 +127,9 @@ func (p *Plan) mergeTogether() {
 // `block` rows.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool, block int) {
 	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys
+	if g.Pages.InKeys() {
+		chunk = latentAnyKeys // other kernels for values in keys have no windows, for which it counts
+	}
 	if g.Invariant {
 		chunk = tile // alignment of LeanTiles
 	}

@@ -99,8 +99,8 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 // shapeOf returns the shape for a kernel of the table.
 func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	s := e.shape(k.kv, dim)
-	if k.value > 0 {
-		s.keys, s.slot, s.apart = latentKeys, latentKeys*128, true
+	if k.chunk > 0 {
+		s.keys, s.slot, s.apart = k.chunk, k.chunk*128, true
 	}
 	if k.row {
 		s.query = rowOperands

@@ -19,6 +19,8 @@ type kernel struct {
 	kv         attn.DType
 	dims       []int
 	value      int  // width of values; 0: that of keys
+	anyWidth   bool // all widths of latentWidths, in place of dims and value
+	chunk      int  // keys of a chunk; 0: see Engine.shape
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
 	pages      bool // a chunk of keys may be in such pages
@@ -72,6 +74,9 @@ var (
 	// latentFamily: as decodeFamily, and values are the first elements of keys. Output tiles have up to 64 rows.
 	latentFamily = kernelFamily{shared: true, fits: latentFits, run: (*Plan).runLatent}
 
+	// latentAnyFamily: as latentFamily, with masks and score changes. Output tiles have up to 32 rows.
+	latentAnyFamily = kernelFamily{shared: true, fits: latentAnyFits, run: (*Plan).runLatentAny}
+
 	// prefillFamily: thread blocks have output tiles of 64 rows or more.
 	prefillFamily = kernelFamily{shared: true, fits: prefillFits, run: (*Plan).runPrefill}
 
@@ -124,6 +129,7 @@ const (
 	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
 	latentUnit         = "latent"
+	latentAnyUnit      = "latent_any"
 	narrowUnit         = "attn_narrow"
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
@@ -133,11 +139,14 @@ const (
 )
 
 // Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages without scales. narrowEntry, in
-// narrowUnit, is for pages with scales. rotaryEntry applies a rotary embedding, and so does narrowEntry if the plan has one.
+// narrowUnit, is for pages with scales, and latentAppendEntry, in latentAnyUnit, for those of isGrouped. rotaryEntry applies a rotary
+// embedding, and so do the latter two if the plan has one.
 const (
 	appendEntry = "append_rows"
 	rotaryEntry = "append_rotated"
 	narrowEntry = "append_narrow"
+
+	latentAppendEntry = "append_latent"
 )
 
 var (
@@ -304,8 +313,19 @@ func latentLines() (lines []kernel) {
 		name := "latent_" + gpu.Name(kv)
 		lines = append(lines, kernel{
 			family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{latentDim}, value: latentValue,
-			capability: hopper, tile: tile{rows: latentRows}, features: latentFeatures, needs: attn.ValuesInKeys,
+			capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, features: latentFeatures, needs: attn.ValuesInKeys,
 		})
+	}
+	for _, kv := range append(gpu.Types[:len(gpu.Types):len(gpu.Types)], attn.E4M3) {
+		of := kernel{
+			family: &latentAnyFamily, unit: latentAnyUnit, entries: []string{"latent_any_" + gpu.Name(kv)}, kv: kv, anyWidth: true,
+			capability: ampere, tile: tile{rows: latentAnyRows}, chunk: latentAnyKeys, features: latentFeatures | scoredFeatures, needs: attn.ValuesInKeys, scored: true, changes: true,
+		}
+		if kv == attn.E4M3 {
+			of.features |= attn.Scaled | attn.SeveralPlanes | attn.SeveralTypes
+			of.needs |= attn.Scaled
+		}
+		lines = append(lines, of)
 	}
 	return lines
 }
@@ -347,10 +367,18 @@ type want struct {
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && (k.value == 0 || k.value == g.ValueDim) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
+	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
 		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
+}
+
+// hasWidth reports whether k has the widths of keys and values of g.
+func (k *kernel) hasWidth(g *attn.Problem) bool {
+	if k.anyWidth {
+		return latentWidths(g)
+	}
+	return slices.Contains(k.dims, g.Dim) && (k.value == 0 || k.value == g.ValueDim)
 }
 
 // walks reports whether the chunk's number of pages suits the kernels for pages.
@@ -382,15 +410,16 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 // supportsKeys returns an error if no kernel reads keys and values of these strides.
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
+	k := g.Pages.Key()
 	switch {
-	case g.Pages.Planes[0].At != g.Pages.ValuePlane().At:
-		return bad("key strides %+v, value strides %+v: they must be equal", g.Pages.Planes[0].At, g.Pages.ValuePlane().At)
-	case g.Pages.Planes[0].At.Row != g.Dim:
-		return bad("keys are %d elements apart; they must be contiguous", g.Pages.Planes[0].At.Row)
-	case g.Pages.Planes[0].At.Page%g.Dim != 0 || g.Pages.Planes[0].At.Head%g.Dim != 0:
-		return bad("key strides %+v are no multiples of the head dim %d", g.Pages.Planes[0].At, g.Dim)
-	case g.Pages.Planes[0].At.Page/g.Dim >= mostKeyRows || g.Pages.Planes[0].At.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
-		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", g.Pages.Planes[0].At, g.PageTokens, mostKeyRows)
+	case k.At != g.Pages.ValuePlane().At:
+		return bad("key strides %+v, value strides %+v: they must be equal", k.At, g.Pages.ValuePlane().At)
+	case k.At.Row != k.Dim:
+		return bad("keys are %d elements apart; they must be contiguous", k.At.Row)
+	case k.At.Page%k.Dim != 0 || k.At.Head%k.Dim != 0:
+		return bad("key strides %+v are no multiples of the head dim %d", k.At, k.Dim)
+	case k.At.Page/k.Dim >= mostKeyRows || k.At.Head/k.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
+		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", k.At, g.PageTokens, mostKeyRows)
 	}
 	return supportsScales(op, g)
 }
@@ -430,7 +459,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	if w.features&attn.ValuesInKeys != 0 {
-		return bad("keys of %d elements with values of %d in them: kernels have keys of %d and values of %d", g.Dim, g.ValueDim, latentDim, latentValue)
+		return bad("keys of %d elements with values of %d in them: kernels have multiples of 8, up to %d and %d, and of %d for values of %v", g.Dim, g.ValueDim, latentDim, latentValue, latentGroup, attn.E4M3)
 	}
 	if !slices.Contains(dims, g.Dim) {
 		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)

@@ -1,0 +1,171 @@
+package attention
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Decode attention to keys that hold the values, of any type, width, mask and change of scores (kernels/attn_latent_any.cuh,
+// attn_latent_append.cuh). This file mirrors LatentAnyParams and LatentAppendParams, and the layout of shared memory.
+
+const (
+	latentAnyRows   = 32 // of an output tile
+	latentAnyKeys   = 16 // of a chunk
+	latentAnyWarps  = 8
+	latentAnyStages = 6   // at most
+	latentGroup     = 128 // elements of E4M3 that share a scale
+	latentScales    = latentValue / latentGroup
+)
+
+// latentAnyParams is struct LatentAnyParams.
+type latentAnyParams struct {
+	Params
+	score                       scoreParams
+	rest, scales                uint64 // addresses
+	dim, value, stages, precise int32
+}
+
+// latentAppend is struct LatentAppendParams.
+type latentAppend struct {
+	rotary       rotaryParams
+	rest, scales uint64 // addresses
+	value        int32
+	_            [4]byte
+}
+
+// latentWidths reports whether there are kernels for the widths of keys and values of g.
+func latentWidths(g *attn.Problem) bool {
+	each := 8
+	if isGrouped(g) {
+		each = latentGroup
+	}
+	return g.Dim%8 == 0 && g.Dim <= latentDim && g.ValueDim%each == 0 && g.ValueDim <= latentValue
+}
+
+// latentAnyConfig returns the configuration of a launch for keys and values of these widths: the ring has as many chunks as fit.
+func (e *Engine) latentAnyConfig(kv attn.DType, dim, value int) (c config, ok bool) {
+	const front, scores = 1024, latentAnyRows * (latentAnyKeys + 8) * 4
+	blocks := func(elements, size int) int { return attn.Ceil(elements*size, 128) * latentAnyKeys * 128 }
+	stage, rest := blocks(dim, kv.Size()), (latentAnyWarps+1)*scores
+	if kv == attn.E4M3 { // rows as in memory, and operands of 16 bits of one chunk
+		stage = latentAnyKeys*(value+latentScales*4) + blocks(dim-value, 2)
+		rest += blocks(value, 2)
+	}
+	c = config{warps: latentAnyWarps, buffers: 1, threads: latentAnyWarps * 32}
+	c.slots = min((e.info.SharedPerBlockMost-front-rest)/stage, latentAnyStages)
+	c.shared = front + max(rest+c.slots*stage, latentAnyRows*(value+8)*4) // rows of outputs lie there, too
+	return c, c.slots >= 1 && c.shared <= e.info.SharedPerBlockMost
+}
+
+func latentAnyFits(e *Engine, k *kernel, dim, _ int) bool {
+	_, ok := e.latentAnyConfig(k.kv, dim, min(dim, latentValue)) // fewer values of E4M3 take less
+	return ok
+}
+
+// runLatentAny queues attention by a kernel for keys that hold the values. Queries and weights are sums of two parts where
+// runLatent's are.
+func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
+	e, g := p.engine, &p.form.geometry
+	c, _ := e.latentAnyConfig(k.kv, g.Dim, g.ValueDim)
+	shape := e.shapeOf(k, g.Dim)
+	p.fill(o, &shape, &c, shape.keys)
+	a := latentAnyParams{
+		Params: p.params.Params, score: p.scoresOf(g, o, k), dim: int32(g.Dim), value: int32(g.ValueDim), stages: int32(c.slots),
+	}
+	operand := k.kv
+	if isGrouped(g) {
+		operand, a.scales = attn.BFloat16, o.Pages[0].Scales.Address()
+		a.rest = o.Pages[1].Data.AddressOr0()
+	}
+	if !g.Mixed && (o.Q.DType != operand || o.Out.DType != operand) {
+		a.precise = 1
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &a)
+	p.hold(o)
+	return k.functions[0].Launch(s, cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.hasCopyEngine()}, &p.args)
+}
+
+// isGrouped reports whether values are in keys and have scales.
+func isGrouped(g *attn.Problem) bool { return isScaled(g) && g.Pages.InKeys() }
+
+// supportsGrouped returns an error if kernels do not read the planes of g, which isGrouped. A row has one number in all planes.
+func supportsGrouped(op string, g *attn.Problem) error {
+	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
+	f := &g.Pages
+	if k := f.Key(); k.Scales != attn.ScalesByGroup || k.Group != latentGroup || k.Dim != g.ValueDim || f.Value.Plane != 0 {
+		return bad("values of %d elements in keys of %v with %v, %d in a group: kernels take a plane of values with groups of %d", g.ValueDim, k.DType, k.Scales, k.Group, latentGroup)
+	}
+	if f.KeyPlanes > 2 || f.KeyPlanes == 2 && (f.Planes[1].DType != attn.BFloat16 || f.Planes[1].Scales != attn.NoScales) {
+		return bad("keys of %d planes, the second of %v: kernels take one plane of %v", f.KeyPlanes, f.Planes[1].DType, attn.BFloat16)
+	}
+	for i := range f.KeyPlanes {
+		if x := &f.Planes[i]; x.At != f.Packed(g.KVHeads, g.PageTokens).Planes[i].At {
+			return bad("strides %+v of plane %d: pages with scales must be contiguous", x.At, i)
+		}
+	}
+	return nil
+}
+
+// checkGrouped returns an error if the memory does not hold the plan's pages besides the values.
+func (p *Plan) checkGrouped(op string, pages *Pages) error {
+	g := &p.form.geometry
+	if !isGrouped(g) {
+		return nil
+	}
+	n := p.lastPage + 1
+	if err := pages[0].Scales.CheckFloats(op, "the scales of k", g.Pages.Key().ScaleLen(n, g.KVHeads, g.PageTokens)); err != nil || g.Pages.KeyPlanes < 2 {
+		return err
+	}
+	rest := &pages[1].Data
+	if rest.DType != attn.BFloat16 {
+		return gpu.Errorf(op, attn.ErrDType, "the rest of k is %v, the plan is for %v", rest.DType, attn.BFloat16)
+	}
+	return rest.CheckStored(op, "the rest of k", attn.Product(n, g.Pages.Planes[1].At.Page))
+}
+
+// loadGrouped loads the kernel that stores new keys if g needs it.
+func (e *Engine) loadGrouped(g *attn.Problem) error {
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	if !isGrouped(g) || e.appendLatent != nil {
+		return nil
+	}
+	m, err := gpu.Module(e.dev, latentAnyUnit)
+	if err != nil {
+		return err
+	}
+	e.appendLatent, err = m.Function(latentAppendEntry)
+	return err
+}
+
+// storeGrouped queues the storing of new keys whose values have scales, as storeNarrow does.
+func (p *Plan) storeGrouped(s *cuda.Stream, to *Pages, r *rotaryParams, buffers ...*cuda.Buffer) error {
+	g, rows := &p.form.geometry, p.form.rows
+	const warps = appendThreads / 32
+	each := max(min(attn.Ceil(int(r.queryHeads)+g.KVHeads, warps), 2*p.engine.blocks/rows), 1)
+	a := latentAppend{rotary: *r, rest: to[1].Data.AddressOr0(), scales: to[0].Scales.Address(), value: int32(g.ValueDim)}
+	a.rotary.each = int32(each)
+	p.args.Reset()
+	cuda.Struct(&p.args, &a)
+	for _, b := range append(buffers, to[0].Data.Buffer, to[0].Scales.Buffer, to[1].Data.Buffer, p.memory.table) {
+		if b != nil {
+			p.args.Hold(b)
+		}
+	}
+	grid := cuda.Grid{Blocks: [3]int{rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
+	if err := p.engine.appendLatent.Launch(s, grid, &p.args); err != nil {
+		return err
+	}
+	p.stores(to)
+	return nil
+}
+
+// storeScaled queues the storing of new keys and values in pages with scales.
+func (p *Plan) storeScaled(s *cuda.Stream, to *Pages, r *rotaryParams, buffers ...*cuda.Buffer) error {
+	if isGrouped(&p.form.geometry) {
+		return p.storeGrouped(s, to, r, buffers...)
+	}
+	return p.storeNarrow(s, to, r, buffers...)
+}
