@@ -86,7 +86,7 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 		for _, x := range [...]struct {
 			of role
 			to *gpu.Memory
-		}{{roleQ, &o.Q}, {roleK, &o.K}, {roleV, &o.V}, {roleOut, &o.Out}, {roleLSE, &o.LSE}, {roleGrad, ofOut}} {
+		}{{roleQ, &o.Q}, {roleK, &o.K}, {roleV, &o.V}, {roleOut, &o.Out}, {roleLSE, &o.LSE}, {roleGrad, ofOut}, {roleBias, &o.Bias}, {roleSinks, &o.Sinks}} {
 			d := there[x.of]
 			if d == nil {
 				continue
@@ -104,12 +104,12 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 		if err != nil {
 			return err
 		}
-		at := 0
 		for _, p := range op.parts() {
-			*map[role]*gpu.Memory{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV}[p.of] = gpu.Memory{
-				Buffer: all.Buffer, Offset: all.Offset + int64(at*all.DType.Size()), DType: all.DType, Len: p.shape.TotalSize(),
+			m := gpu.Memory{Buffer: all.Buffer, Offset: all.Offset + int64(p.from*all.DType.Size()), DType: all.DType, Len: p.shape.TotalSize()}
+			if p.wide {
+				m.DType = attn.Float32
 			}
-			at += p.shape.TotalSize()
+			*map[role]*gpu.Memory{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}[p.of] = m
 		}
 		workspace, err := g.Wrap(sub, tensor.Float32, tensor.Shape{attn.Ceil(int(b.Bytes()), 4)}, sub.Alloc)
 		if err != nil {

@@ -36,9 +36,14 @@ type gradientsThere struct {
 func newGradientsThere(t testing.TB, p *graphtest.Problem, ofLSE bool) *gradientsThere {
 	t.Helper()
 	g := &gradientsThere{Graph: p.Build(t)}
-	of, shape, dtype, wrt := g.Out, p.Dims(p.Heads, p.Rows, p.Dim), p.QueryType, G.Nodes{g.Q, g.K, g.V}
+	of, shape, dtype, wrt := g.Out, p.Dims(p.Heads, p.Rows, p.ValueDim), p.QueryType, G.Nodes{g.Q, g.K, g.V}
 	if ofLSE {
 		of, shape, dtype, wrt = g.LSE, p.Dims(p.Heads, p.Rows), tensor.Float32, wrt[:2]
+	}
+	for _, n := range []*G.Node{g.BiasNode, g.SinksNode} {
+		if n != nil {
+			wrt = append(wrt, n)
+		}
 	}
 	g.d = G.NewTensor(g.G, dtype, len(shape), G.WithShape(shape...), G.WithName("d"))
 	nodes, err := G.Backpropagate(G.Nodes{of}, G.Nodes{g.d}, wrt)
@@ -57,6 +62,8 @@ func newGradientsThere(t testing.TB, p *graphtest.Problem, ofLSE bool) *gradient
 func TestGPUGradients(t *testing.T) {
 	gpu := devicetest.Open(t)
 	rng := reftest.Rand(t)
+	sinkTokens := graphtest.WithScoreMods(causal(dense(2, 1, 64, 64, 60, 200)), 9, 4, .5, .1)
+	sinkTokens.SinkTokens = 3
 	for i, c := range []struct {
 		shape reftest.Shape
 		x     graphtest.Spec
@@ -66,6 +73,10 @@ func TestGPUGradients(t *testing.T) {
 		{shape: dense(2, 1, 128, 128, 33, 140), x: graphtest.Spec{QueryType: la.Float16, Rank: 3}},
 		{shape: reftest.Shape{Heads: 2, KVHeads: 1, Dim: 96, ValueDim: 96, Queries: []int{20, 7}, Keys: []int{20, 7}, Mask: attn.Mask{Causal: true}}, x: graphtest.Spec{QueryType: la.Float16, Inputs: reftest.Peaked}},
 		{shape: causal(dense(2, 2, 64, 64, 9, 20)), x: graphtest.Spec{QueryType: la.BFloat16}, ofLSE: true},
+		{shape: withSinks(graphtest.WithScoreMods(causal(dense(4, 2, 80, 80, 40, 150)), 20, 0), 1, 3, -2, .5), x: graphtest.Spec{QueryType: la.Float16}},
+		{shape: sinkTokens, x: graphtest.Spec{QueryType: la.BFloat16}},
+		{shape: withSinks(graphtest.Biased(rng, dense(2, 1, 64, 64, 21, 37, 30), 1, 2, 21), 0, 1), x: graphtest.Spec{QueryType: la.BFloat16}},
+		{shape: graphtest.Biased(rng, causal(dense(3, 1, 128, 128, 5, 5)), 1, 1, 1), x: graphtest.Spec{QueryType: la.Float16}, ofLSE: true},
 	} {
 		p := graphtest.NewProblem(rng, c.shape, c.x)
 		g := newGradientsThere(t, p, c.ofLSE)
@@ -97,7 +108,10 @@ func TestGPUGradients(t *testing.T) {
 			for _, x := range []struct {
 				n *G.Node
 				x *tensor.Dense
-			}{{g.Q, p.InQ}, {g.K, p.InK}, {g.V, p.InV}, {g.d, d}} {
+			}{{g.Q, p.InQ}, {g.K, p.InK}, {g.V, p.InV}, {g.d, d}, {g.BiasNode, p.InBias}, {g.SinksNode, p.InSinks}} {
+				if x.n == nil {
+					continue
+				}
 				graphtest.Let(t, x.n, graphtest.Upload(t, gpu, x.x))
 			}
 			if g.Lengths != nil {
@@ -117,16 +131,28 @@ func TestGPUGradients(t *testing.T) {
 					}
 				}
 			}
-			for j, x := range []struct {
+			j := -1
+			for _, x := range []struct {
+				of          *tensor.Dense
 				want, bound []float64
 				heads, rows int
 				live        []int
-			}{{want.DQ, want.DQBound, p.Heads, p.Rows, p.Queries}, {want.DK, want.DKBound, p.KVHeads, p.Capacity, p.Keys}, {want.DV, want.DVBound, p.KVHeads, p.Capacity, p.Keys}}[:len(g.grads)] {
+			}{{p.InQ, want.DQ, want.DQBound, p.Heads, p.Rows, p.Queries}, {p.InK, want.DK, want.DKBound, p.KVHeads, p.Capacity, p.Keys}, {p.InV, want.DV, want.DVBound, p.KVHeads, p.Capacity, p.Keys}, {p.InBias, want.DBias, want.DBiasBound, 1, 1, nil}, {p.InSinks, want.DSinks, want.DSinksBound, 1, 1, nil}} {
+				if x.of == nil || x.of == p.InV && c.ofLSE {
+					continue
+				}
+				j++
 				there := graphtest.Download(t, g.grads[j])
-				if there.Dtype() != p.QueryType || !slices.Equal(there.Shape(), []*tensor.Dense{p.InQ, p.InK, p.InV}[j].Shape()) {
+				if there.Dtype() != x.of.Dtype() || !slices.Equal(there.Shape(), x.of.Shape()) {
 					t.Fatalf("case %d: gradient %d is %v %v", i, j, there.Dtype(), there.Shape())
 				}
 				all := graphtest.Floats(t, there)
+				if x.live == nil {
+					if err := reftest.Compare(all, x.want, x.bound, 1, 1, len(all)); err != nil {
+						t.Errorf("case %d, %v: gradient %d: %v", i, p.Shape, j, err)
+					}
+					continue
+				}
 				var got []float64
 				for seq, live := range x.live {
 					for pos := range x.rows {
@@ -160,7 +186,7 @@ func testGradientsThereRefused(t *testing.T, gpu *device.GPU) {
 		for _, x := range []struct {
 			n *G.Node
 			x *tensor.Dense
-		}{{g.Q, p.InQ}, {g.K, p.InK}, {g.V, p.InV}, {g.d, p.InQ}} {
+		}{{g.Q, p.InQ}, {g.K, p.InK}, {g.V, p.InV}, {g.d, graphtest.TensorOf(p.QueryType, make([]float64, p.Heads*p.Rows*p.ValueDim), g.d.Shape()...)}} {
 			graphtest.Let(t, x.n, graphtest.Upload(t, gpu, x.x))
 		}
 		if change != nil {
@@ -185,15 +211,13 @@ func testGradientsThereRefused(t *testing.T, gpu *device.GPU) {
 		return err
 	}
 	shape := dense(2, 1, 64, 64, 3, 9)
-	window := shape
-	window.Window = 4
 	for _, c := range []struct {
 		text   string
 		p      *graphtest.Problem
 		change func(g *gradientsThere)
 	}{
 		{"keys and values are float32", graphtest.NewProblem(rng, shape, graphtest.Spec{}), nil},
-		{"a window of 4 keys", graphtest.NewProblem(rng, window, graphtest.Spec{QueryType: la.Float16}), nil},
+		{"values of 32 elements and keys of 64", graphtest.NewProblem(rng, dense(2, 1, 64, 32, 3, 9), graphtest.Spec{QueryType: la.Float16}), nil},
 		{"head dim 256", graphtest.NewProblem(rng, dense(1, 1, 256, 256, 3, 9), graphtest.Spec{QueryType: la.Float16}), nil},
 		{"gradients of attention in a recording", graphtest.NewProblem(rng, shape, graphtest.Spec{QueryType: la.Float16}), nil},
 		{"they must be in one place", graphtest.NewProblem(rng, shape, graphtest.Spec{QueryType: la.Float16}), func(g *gradientsThere) {

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/gradient"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/variant"
@@ -93,7 +94,10 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if op.invariant {
 		return errs.Errorf(name, ErrUnsupported, "gradient with batch invariance")
 	}
-	if err := gradient.Can(op.mask, op.score); err != nil {
+	// A q of 16 bits is on a GPU, if not in a run that is refused.
+	kv, _ := operand.StorageType(op.query)
+	there := attention.CanBackward(name, gradientProblem(&op.problem, &op.config), kv) == nil
+	if err := gradient.Can(op.mask, op.score); err != nil && !there {
 		return errs.Errorf(name, ErrUnsupported, "%v", err)
 	}
 	return nil
@@ -107,13 +111,10 @@ func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, input
 		return nil, err
 	}
 	grads := make(G.Nodes, inputs)
-	from := 0
 	for _, p := range g.parts() {
-		n := p.shape.TotalSize()
-		if grads[p.input], err = ongpu.Apply(name, &partOp{of: p.of, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
+		if grads[p.input], err = ongpu.Apply(name, &partOp{total: g.total(), gradPart: p}, packed); err != nil {
 			return nil, err
 		}
-		from += n
 	}
 	return grads, nil
 }
@@ -184,21 +185,31 @@ func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
 	return g
 }
 
-// gradPart is one gradient: its role, the input of the differentiated op, and its shape.
+// gradPart is one gradient: its role, the input of the differentiated op, its shape, and its first element in the vector.
 type gradPart struct {
 	of    role
 	input int
 	shape tensor.Shape
+	from  int
+	wide  bool // it is float32 and has two elements of a vector of 16 bits for each of its own
+}
+
+// end returns the first element of the vector behind the part.
+func (p *gradPart) end() int {
+	if p.wide {
+		return p.from + 2*p.shape.TotalSize()
+	}
+	return p.from + p.shape.TotalSize()
 }
 
 func (op *gradOp) parts() []gradPart {
-	parts := []gradPart{{roleQ, 0, op.dims(op.dim)}, {roleK, 1, op.keyShape(op.dim)}, {roleV, 2, op.keyShape(op.valueDim)}}
+	parts := []gradPart{{of: roleQ, input: 0, shape: op.dims(op.dim)}, {of: roleK, input: 1, shape: op.keyShape(op.dim)}, {of: roleV, input: 2, shape: op.keyShape(op.valueDim)}}
 	if op.ofLSE {
 		parts = parts[:2]
 		parts[0].input, parts[1].input = 1, 2 // behind the output
 	}
 	add := func(of role, shape tensor.Shape) {
-		parts = append(parts, gradPart{of, slices.Index(op.config.inputs(), of), shape})
+		parts = append(parts, gradPart{of: of, input: slices.Index(op.config.inputs(), of), shape: shape, wide: of == roleSinks && operand.LSEType(op.query) != op.query})
 	}
 	if op.ofBias {
 		add(roleBias, op.biasShape(op.score.Bias))
@@ -211,15 +222,21 @@ func (op *gradOp) parts() []gradPart {
 			add(roleTensor+role(i), op.tensorShapes[i])
 		}
 	}
+	at := 0
+	for i := range parts {
+		if operand.LSEType(op.query) != op.query { // kernels want multiples of 16 bytes
+			at = attn.Ceil(at, 8) * 8
+		}
+		parts[i].from = at
+		at = parts[i].end()
+	}
 	return parts
 }
 
+// total returns the length of the vector.
 func (op *gradOp) total() int {
-	n := 0
-	for _, p := range op.parts() {
-		n += p.shape.TotalSize()
-	}
-	return n
+	parts := op.parts()
+	return parts[len(parts)-1].end()
 }
 
 // gradInput is an input of a gradOp, with its required shape and element type.
@@ -395,19 +412,22 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 // overwrite it.
 type partOp struct {
 	graph.Plain
-	of          role // it is the gradient of
-	total, from int
-	shape       tensor.Shape
+	gradPart
+	total int
 }
 
 func (op *partOp) Arity() int { return 1 }
 func (op *partOp) Type() hm.Type {
 	a := hm.TypeVariable('a')
-	return hm.NewFnType(G.TensorType{Dims: 1, Of: a}, G.TensorType{Dims: len(op.shape), Of: a})
+	part := hm.Type(a)
+	if op.wide {
+		part = tensor.Float32
+	}
+	return hm.NewFnType(G.TensorType{Dims: 1, Of: a}, G.TensorType{Dims: len(op.shape), Of: part})
 }
 func (op *partOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
 func (op *partOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.Part d%v %d %d %v", op.of, op.total, op.from, op.shape)
+	fmt.Fprintf(h, "leanattention.Part d%v %d %d %v %t", op.of, op.total, op.from, op.shape, op.wide)
 }
 func (op *partOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *partOp) String() string   { return "LeanAttention d" + op.of.String() }
@@ -419,6 +439,9 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(in))
 	}
 	if ongpu.PlaceOf(in[0]) != nil {
+		if op.wide {
+			return ongpu.PartAs(name, in[0], op.from, op.shape, tensor.Float32)
+		}
 		return ongpu.Part(name, in[0], op.from, op.shape)
 	}
 	t, err := ongpu.Dense(name, "packed", in[0])
@@ -429,7 +452,7 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 		return nil, errs.Errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
 	}
 	var backing any
-	end := op.from + op.shape.TotalSize()
+	end := op.end()
 	switch t.Dtype() {
 	case tensor.Float32:
 		backing = dense.Backing[float32](t)[op.from:end:end]
@@ -531,9 +554,7 @@ func backwardDense[F lean.Float](s *gradient.Shape, t *tensors, seed int64, part
 		of[roleTensor+role(i)] = &o.DTensors[i]
 	}
 	for _, p := range parts {
-		n := p.shape.TotalSize()
-		*of[p.of] = to[:n:n]
-		to = to[n:]
+		*of[p.of] = to[p.from:p.end():p.end()]
 	}
 	return gradient.Run(cpu.Default(), s, &o)
 }
@@ -612,13 +633,11 @@ func (op *gradOp) addTo(name string, in G.Nodes, values []G.Value) error {
 	if err != nil {
 		return err
 	}
-	from := 0
 	for _, p := range op.parts() {
-		part, err := (&partOp{of: p.of, total: op.total(), from: from, shape: p.shape}).Do(packed)
+		part, err := (&partOp{total: op.total(), gradPart: p}).Do(packed)
 		if err != nil {
 			return err
 		}
-		from += p.shape.TotalSize()
 		sum, err := gradOf(name, in[p.input])
 		if err != nil {
 			return err

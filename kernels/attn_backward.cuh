@@ -50,8 +50,8 @@ struct BackwardBound {
   __device__ __forceinline__ void lseGrad(float x) const { atomicMax(at + 1, __float_as_uint(x)); }
   __device__ __forceinline__ void value(float x) const { atomicMax(at + 2, __float_as_uint(x)); }
   // An exponent e: dS * 2^e is less than 2^15.
-  __device__ __forceinline__ int exponent() const {
-    const float most = 2.f * __uint_as_float(__ldcg(at)) * __uint_as_float(__ldcg(at + 2)) + __uint_as_float(__ldcg(at + 1));
+  __device__ __forceinline__ int exponent(float factor) const {
+    const float most = (2.f * __uint_as_float(__ldcg(at)) * __uint_as_float(__ldcg(at + 2)) + __uint_as_float(__ldcg(at + 1))) * factor;
     return most == 0.f ? 0 : max(min(14 + 127 - (int)(__float_as_uint(most) >> 23), 100), -100);
   }
 };
@@ -71,8 +71,21 @@ __device__ __forceinline__ float sumOfWarp(float x) {
   return x;
 }
 
+// A Variant says how attention differs from softmax(scale q K^T) V over all keys, or causal ones. Plain does not differ. The other
+// one is in attn_backward_variant.cuh.
+struct BackwardPlain {
+  static constexpr bool scores = false;
+  __device__ static __forceinline__ constexpr float factor(const BackwardParams&) { return 1.f; } // on weights that dropout keeps
+  // No row sees a key before this one, but for sink tokens.
+  __device__ static __forceinline__ constexpr int hidden(const BackwardParams&, const BackwardSeq&) { return 0; }
+  __device__ static __forceinline__ constexpr int sinkTokens(const BackwardParams&) { return 0; }
+  template <class B> struct Scores {
+    __device__ __forceinline__ Scores(const BackwardParams&, const BackwardSeq&, int, int, int, int) {}
+  };
+};
+
 // A warp for each row of a query block, and with few exponents one for each key, too.
-template <class Format, int ROWS> struct BackwardRows {
+template <class Format, int ROWS, class V = BackwardPlain> struct BackwardRows {
   using Store = typename Format::Store;
   static constexpr int THREADS = 256;
 
@@ -88,7 +101,8 @@ template <class Format, int ROWS> struct BackwardRows {
     const long long at = (long long)head * p.queries + row, mine = at * p.dim + lane * 4;
     const bool wide = lane * 4 < p.dim;
     float2 x = make_float2(LEAN_INF, 0.f); // weights of 0
-    if (row >= s.first && row < s.queries) {
+    const bool sees = row >= s.first && row < s.queries;
+    if (sees || V::scores && row < s.queries) {
       float d = 0.f, sum = 0.f;
       if (p.outGrad != nullptr && wide) {
         const float4 o = Store::load4(p.out, mine), g = Store::load4(p.outGrad, mine);
@@ -96,13 +110,17 @@ template <class Format, int ROWS> struct BackwardRows {
       }
       d = sumOfWarp(d);
       const float lse = p.lse[at], more = p.lseGrad == nullptr ? 0.f : p.lseGrad[at];
-      if (lse != -LEAN_INF) x = make_float2(lse, d - more);
-      if constexpr (Format::Math::narrow) {
+      if constexpr (V::scores) {
+        if (lane == 0) V::sinkTerm(p, warp, head % heads, lse, d - more);
+      }
+      if (lse != -LEAN_INF && sees) x = make_float2(lse, d - more);
+      if constexpr (Format::Math::narrow) if (sees) {
         sum = sumOfWarp(sum);
         const BackwardBound bound(p, head / p.group);
         if (lane == 0) bound.rowSum(sum), bound.lseGrad(fabsf(more));
       }
-    } else if (row < p.queries && wide) {
+    }
+    if (!sees && row < p.queries && wide) {
       Store::store4(p.dq, mine, make_float4(0.f, 0.f, 0.f, 0.f));
     }
     if (lane == 0) p.rows[warp] = x;
@@ -111,6 +129,7 @@ template <class Format, int ROWS> struct BackwardRows {
   __device__ static __forceinline__ void largestValue(const BackwardParams& p, long long row, int lane) {
     const int head = row / p.keys, key = row % p.keys;
     if (p.v == nullptr || head >= p.batch * p.kvHeads || key >= BackwardSeq(p, head / p.kvHeads).keys) return;
+    if (V::scores && key < V::hidden(p, BackwardSeq(p, head / p.kvHeads)) && key >= V::sinkTokens(p)) return;
     float most = 0.f;
     if (lane * 4 < p.dim) {
       const float4 v = Store::load4(p.v, row * p.dim + lane * 4);
@@ -123,10 +142,11 @@ template <class Format, int ROWS> struct BackwardRows {
 };
 
 // Head dims up to D: what is missing is zero in shared memory.
-template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struct Backward {
+template <class Format_, int D, int WARPS, int TILES_, int ROWS_, int STAGES, class V = BackwardPlain> struct Backward {
+  using Format = Format_;
   using Math = typename Format::Math;
   using Operand = typename Math::Operand;
-  static constexpr int THREADS = WARPS * 32, MINE = TILES * 16, KEYS = WARPS * MINE, BLOCKS = D / 64;
+  static constexpr int TILES = TILES_, ROWS = ROWS_, THREADS = WARPS * 32, MINE = TILES * 16, KEYS = WARPS * MINE, BLOCKS = D / 64;
   static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; // bytes of matrices: keys or values, rows, dS
   static constexpr int STAGE = 2 * ROW + ROWS * 8;                                 // q, dO, and for each row its log-sum-exp and D
   static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;
@@ -145,7 +165,9 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
     const int behind = s.keys - s.queries; // with a causal mask, row r sees keys up to behind + r
     const auto sees = [&](int row) { return p.causal ? min(s.keys, behind + row + 1) : s.keys; };
     // The query blocks [begin, end) of a head have rows that see some key.
-    const int end = key < s.keys ? (s.queries + ROWS - 1) / ROWS : 0, begin = min(max(s.first, p.causal ? key - behind : 0) / ROWS, end);
+    int end = key < s.keys ? (s.queries + ROWS - 1) / ROWS : 0;
+    const int begin = min(max(s.first, p.causal ? key - behind : 0) / ROWS, end);
+    if constexpr (V::scores) end = V::template endOf<Backward>(p, behind, key, begin, end);
     const int steps = (end - begin) * p.group;
 
     const auto headOf = [&](int head) { return kvHead * p.group + head; }; // of all sequences
@@ -158,13 +180,13 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
     };
     const long long first = (long long)kvHead * p.keys * p.dim;
     if (steps > 0) {
-      copyRows<KEYS>(p, keys, p.k, first, key, 0, s.keys);
-      copyRows<KEYS>(p, values, p.v, first, key, 0, s.keys);
+      copyRows<KEYS>(p, keys, p.k, first, key, V::hidden(p, s), s.keys, V::sinkTokens(p));
+      copyRows<KEYS>(p, values, p.v, first, key, V::hidden(p, s), s.keys, V::sinkTokens(p));
       bring(0, begin, stages);
     }
 
     int e = 0;
-    if constexpr (Math::narrow) e = BackwardBound(p, kvHead).exponent();
+    if constexpr (Math::narrow) e = BackwardBound(p, kvHead).exponent(V::factor(p));
     const float factor = powerOf2(e - (int)Math::lift), back = p.scale * powerOf2(-e);
     // Where the lane has a row of the matrices that it loads: of left operands and of transposed right ones, of right
     // operands, and of dS as a left operand, where it is transposed.
@@ -197,32 +219,41 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
       const int row = i * ROWS, seen = sees(min(row + ROWS, s.queries) - 1), most = min(seen, key + KEYS), mine = key + warp * MINE; // keys that some row sees
       const long long number = (long long)headOf(head) * p.blocks + i;
       u32* const counter = p.counters + 1 + 3 * p.batch * p.kvHeads + number;
-      const int before = (seen - 1) / KEYS - block; // key blocks that add before this one
-      if (mine < most) {
+      int before = (seen - 1) / KEYS - block, least = key; // key blocks that add before this one; no row sees a key before this one
+      bool ends = block == 0;                              // no key block adds after this one
+      if constexpr (V::scores) V::template place<Backward>(p, behind + row, block, (seen - 1) / KEYS, before, least, ends);
+      if (mine < most && (!V::scores || mine + MINE > least)) {
         float x[TILES][ROWS / 8][4], y[TILES][ROWS / 8][4];
         u32 w[TILES][ROWS / 16][4];
+        typename V::template Scores<Backward> scores(p, s, kvHead / p.kvHeads, headOf(head) % (p.kvHeads * p.group), row, mine);
         multiply(x, keys + warp * (MINE * 128) + left, stage + right);
+        if constexpr (V::scores) {
+          scores.weigh(x, stage + 2 * ROW, Math::lift);
+          scores.keep(w, x);
+        } else {
 #pragma unroll
-        for (int j = 0; j < ROWS / 8; j++) {
-          float of[4];
-          loadFour(of, stage + 2 * ROW + (j * 8 + lane % 4 * 2) * 8);
+          for (int j = 0; j < ROWS / 8; j++) {
+            float of[4];
+            loadFour(of, stage + 2 * ROW + (j * 8 + lane % 4 * 2) * 8);
 #pragma unroll
-          for (int t = 0; t < TILES; t++)
+            for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int h = 0; h < 4; h++) x[t][j][h] = exp2_(__fmaf_rn(notPositive(__fmaf_rn(x[t][j][h], p.scale, -of[h % 2 * 2])), LOG2E, Math::lift));
+              for (int h = 0; h < 4; h++) x[t][j][h] = exp2_(__fmaf_rn(notPositive(__fmaf_rn(x[t][j][h], p.scale, -of[h % 2 * 2])), LOG2E, Math::lift));
+          }
+          if (mine + MINE > sees(row)) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+              for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+                for (int h = 0; h < 4; h++)
+                  if (mine + t * 16 + lane / 4 + h / 2 * 8 >= sees(row + j * 8 + lane % 4 * 2 + h % 2)) x[t][j][h] = 0.f;
+          }
+          operands(w, x);
         }
-        if (mine + MINE > sees(row)) {
-#pragma unroll
-          for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int j = 0; j < ROWS / 8; j++)
-#pragma unroll
-              for (int h = 0; h < 4; h++)
-                if (mine + t * 16 + lane / 4 + h / 2 * 8 >= sees(row + j * 8 + lane % 4 * 2 + h % 2)) x[t][j][h] = 0.f;
-        }
-        operands(w, x);
         add(dv, w, stage + ROW + left);
         multiply(y, values + warp * (MINE * 128) + left, stage + ROW + right);
+        if constexpr (V::scores) scores.drop(y);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++) {
           float of[4];
@@ -235,6 +266,7 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
               x[t][j][h] *= Math::narrow ? d * factor : d;
             }
         }
+        if constexpr (V::scores) scores.chain(x);
         operands(w, x);
         add(dk, w, stage + left);
 #pragma unroll
@@ -262,7 +294,7 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
       }
       const int live = (most - key + 15) / 16;
 #pragma unroll 2
-      for (int k = 0; k < live; k++) {
+      for (int k = V::scores ? (least - key) / 16 : 0; k < live; k++) {
         u32 a[4];
         loadMatrixTransposed(a, slope + k * (16 * 128));
 #pragma unroll
@@ -277,7 +309,7 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
 #pragma unroll
       for (int j = 0; j < COLUMNS / 8; j++) dq[j][0] += had[j].x, dq[j][1] += had[j].y, dq[j][2] += had[j].z, dq[j][3] += had[j].w;
       added = nullptr;
-      if (block > 0) {
+      if (V::scores ? !ends : block > 0) {
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; j++) __stcg(sum + j * THREADS, make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]));
         added = counter, adds = before + 1;
@@ -293,21 +325,22 @@ template <class Format, int D, int WARPS, int TILES, int ROWS, int STAGES> struc
     for (int t = 0; t < TILES; t++) {
       const int mine = key + warp * MINE + t * 16 + lane / 4;
       store(p.dk, dk[t], (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, back);
-      if (p.dv != nullptr) store(p.dv, dv[t], (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, powerOf2(-(int)Math::lift));
+      if (p.dv != nullptr) store(p.dv, dv[t], (long long)kvHead * p.keys, mine, p.keys, lane % 4 * 2, p.dim, powerOf2(-(int)Math::lift) * V::factor(p));
     }
   }
 
   static constexpr float LOG2E = 1.4426950408889634f;
 
-  // Rows [first, first+N) of a matrix that begins at an element; zeros outside of [from, to), behind the head dim, and without a matrix.
-  template <int N> __device__ static __forceinline__ void copyRows(const BackwardParams& p, u32 slot, const void* matrix, long long begin, int first, int from, int to) {
+  // Rows [first, first+N) of a matrix that begins at an element; zeros outside of [0, front) and [from, to), behind the head dim, and without a
+  // matrix.
+  template <int N> __device__ static __forceinline__ void copyRows(const BackwardParams& p, u32 slot, const void* matrix, long long begin, int first, int from, int to, int front = 0) {
     const int r = threadIdx.x / 8, c = threadIdx.x % 8 * 8;
 #pragma unroll
     for (int i = 0; i < N; i += THREADS / 8)
 #pragma unroll
       for (int j = 0; j < BLOCKS; j++) {
         const int row = first + i + r, column = j * 64 + c;
-        const bool there = matrix != nullptr && row >= from && row < to && column < p.dim;
+        const bool there = matrix != nullptr && (row >= from || V::scores && row < front) && row < to && column < p.dim;
         copy16(slot + j * (N * 128) + swizzled(i + r, c * 2), there ? (const u16*)matrix + begin + (long long)row * p.dim + column : p.q, there);
       }
   }

@@ -162,6 +162,11 @@ func (g *GPU) computeError(op string, err error) error {
 
 // Part returns elements of whole, from an index on, as a value of the given shape.
 func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
+	return PartAs(op, whole, from, shape, tensor.Dtype{})
+}
+
+// PartAs is Part whose bytes are elements of another type; the zero type is that of whole. from counts elements of whole.
+func PartAs(op string, whole G.Value, from int, shape tensor.Shape, as tensor.Dtype) (G.Value, error) {
 	d, ok := Of(whole)
 	if !ok {
 		return nil, errs.Errorf(op, errs.ErrUnsupported, "x is a %T", whole)
@@ -171,10 +176,14 @@ func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, erro
 	}
 	d.GPU.Group.Leave()
 	size := shape.TotalSize()
+	other := as != tensor.Dtype{} && as != d.DType
+	if other {
+		size = size * int(as.Size()) / int(d.DType.Size())
+	}
 	if from < 0 || size < 1 || from > d.Size()-size {
 		return nil, errs.Errorf(op, errs.ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
 	}
-	if d.Made {
+	if d.Made && !other {
 		part, err := d.partPerGPU(from, shape)
 		if err != nil {
 			return nil, TensorError(op, "x", err)
@@ -184,7 +193,11 @@ func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, erro
 	if err := d.NotWhole(); err != nil {
 		return nil, TensorError(op, "x", err)
 	}
-	return d.part(from, shape.Clone()).Value(), nil
+	part := d.part(from, shape.Clone())
+	if other {
+		part.setType(as)
+	}
+	return part.Value(), nil
 }
 
 // NodeValue returns a new value of a node. The inputs stay unchanged.

@@ -466,6 +466,14 @@ func (d *Tensor) part(from int, shape tensor.Shape) *Tensor {
 	return part
 }
 
+// setType makes d, and what it has of other members, a tensor of another type.
+func (d *Tensor) setType(t tensor.Dtype) {
+	d.DType = t
+	for _, r := range d.Replicas {
+		r.setType(t)
+	}
+}
+
 // partPerGPU returns a view of each member's shard of a tensor that nodes sharded.
 func (d *Tensor) partPerGPU(from int, shape tensor.Shape) (*Tensor, error) {
 	n, size := len(d.Shards), shape.TotalSize()

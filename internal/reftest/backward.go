@@ -4,6 +4,8 @@ import (
 	"math"
 	"runtime"
 	"sync"
+
+	"gorgonia.org/leanattention/internal/dropout"
 )
 
 // Gradients holds the gradients of a cost with respect to the operands of a Case, and the error bounds for an
@@ -47,7 +49,7 @@ type Gradients struct {
 // exponents, they have factors: p is multiplied by 2^15, and ds by the power of two that makes the bound B of its KV head's
 // numbers less than 2^15 and at least 2^14. So their absolute errors are at most 2^-40 and 2^-39 B, with
 //
-//	B = 2 max_j |v_j| max_i sum |dO_i| + max |dLSE|
+//	B = (2 max_j |v_j| max_i sum |dO_i| + max |dLSE|) / (1 - Dropout)
 //
 // With a coarser Out, results are rounded to Out.
 func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradients {
@@ -82,6 +84,7 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	wg.Wait()
 	u := p.Acc.Unit() + Float64.Unit()
 	g.DBias, g.DBiasBound = bias.result(c.Bias.scale(), u, p.Acc.Tiny())
+	p.store(g.DBias, g.DBiasBound)
 	g.DSinks, g.DSinksBound = sinks.result(1, u, p.Acc.Tiny())
 	for _, t := range tensors {
 		sums, bounds := t.result(1, u, p.Acc.Tiny())
@@ -201,7 +204,7 @@ func (b *backward) bound() float64 {
 			}
 		}
 	}
-	return 2*value*rowSum + dLSE
+	return (2*value*rowSum + dLSE) / dropout.Of(c.Dropout, c.Seed).Keep()
 }
 
 // store adds the rounding of stored numbers to their bounds.
@@ -230,7 +233,8 @@ func (b *backward) key(x []float64, j, dim int) []float64 {
 func (b *backward) row(pos, head int) {
 	c, u := b.c, b.unit()
 	start, end := c.First(b.seq, pos), c.Visible(b.seq, pos)
-	n := end - start
+	sinks := c.SinkKeys(b.seq, pos) // keys before start that the row sees, too
+	n := end - start + sinks
 	at := (sum(c.Queries[:b.seq])+pos)*c.Heads + head
 	dq, dqBound := b.g.DQ[at*c.Dim:(at+1)*c.Dim], b.g.DQBound[at*c.Dim:(at+1)*c.Dim]
 	q := c.Q[at*c.Dim : (at+1)*c.Dim]
@@ -259,7 +263,11 @@ func (b *backward) row(pos, head int) {
 	}
 	b.qAbs, b.dOAbs = absOf(b.qAbs, q), absOf(b.dOAbs, dO)
 	drops := c.drops()
-	for j := start; j < end; j++ {
+	for i := range n {
+		j := i
+		if i >= sinks {
+			j = start + i - sinks
+		}
 		k := b.key(c.K, j, c.Dim)
 		s, sAbs := dot(q, k)
 		// The conversion prevents a fused multiply-subtract, as on arm64. The forward pass rounded the

@@ -20,16 +20,21 @@ type backwardKernel struct {
 	dim          int
 	capability   versions
 	warps        int
-	rows, stages int // of a query block: rows, and query blocks in shared memory
+	rows, stages int  // of a query block: rows, and query blocks in shared memory
+	scored       bool // it has score changes and masks (backward_scored.go)
 }
 
 var backwardTable = []backwardKernel{
-	{64, largeShared, 4, 32, 2},
-	{64, hopper, 4, 32, 2},
-	{64, smallShared, 8, 64, 2},
-	{128, largeShared, 8, 64, 2},
-	{128, hopper, 8, 64, 2},
-	{128, smallShared, 8, 32, 1},
+	{64, largeShared, 4, 32, 2, false},
+	{64, hopper, 4, 32, 2, false},
+	{64, smallShared, 8, 64, 2, false},
+	{64, ampere, 8, 64, 2, true},
+	{128, largeShared, 8, 64, 2, false},
+	{128, hopper, 8, 64, 2, false},
+	{128, smallShared, 8, 32, 1, false},
+	{128, largeShared, 8, 32, 2, true},
+	{128, hopper, 8, 32, 2, true},
+	{128, smallShared, 8, 32, 1, true},
 }
 
 const (
@@ -38,7 +43,7 @@ const (
 )
 
 // canBackward lists what the kernels support. Workers do not change gradients.
-var canBackward = attn.Can{Name: "gradients on GPUs", Features: attn.Causal | attn.SetWorkers, KV: gpu.Halves}
+var canBackward = attn.Can{Name: "gradients on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
 
 // shared returns the bytes of shared memory.
 func (k *backwardKernel) shared() int {
@@ -56,20 +61,30 @@ type backwardParams struct {
 
 // Backward is a batch of attentions whose gradients are computed. Its workspace begins with a table.
 type Backward struct {
-	engine                      *Engine
-	shape                       attn.Gradient
-	kv                          attn.DType
-	kernel                      *backwardKernel
-	rowsFunction, function      *cuda.Function
-	blocks                      int // query blocks of a head
-	counters, rows, sums, bytes int64
+	engine                             *Engine
+	shape                              attn.Gradient
+	kv                                 attn.DType
+	kernel                             *backwardKernel
+	rowsFunction, function             *cuda.Function
+	biasFunction, sinksFunction        *cuda.Function
+	blocks                             int // query blocks of a head
+	counters, rows, terms, sums, bytes int64
+}
+
+// backwardLaunch is a launch of a function.
+type backwardLaunch struct {
+	*cuda.Function
+	cuda.Grid
 }
 
 // BackwardOperands is the memory of a [Backward], in the layout of [attn.Gradient]. LSE and DLSE are float32. DOut without a
-// buffer means 0, and so does DLSE. Without DOut, V, Out and DV are unused.
+// buffer means 0, and so does DLSE. Without DOut, V, Out and DV are unused. A bias has the type of Q, sinks are float32, and
+// their gradients are optional.
 type BackwardOperands struct {
 	Q, K, V, Out, LSE, DOut, DLSE gpu.Memory
 	DQ, DK, DV                    gpu.Memory
+	Bias, DBias, Sinks, DSinks    gpu.Memory
+	Seed                          int64     // the seed of the forward pass's Dropout
 	Workspace                     gpu.Bytes // Bytes long; begins with Table
 }
 
@@ -79,10 +94,7 @@ func CanBackward(op string, s *attn.Gradient, kv attn.DType) error {
 	if err := s.Check(op); err != nil {
 		return err
 	}
-	if err := canBackward.Do(op, &attn.Problem{
-		Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.Dim, ValueDim: s.ValueDim, Mask: s.Mask, Score: s.Score, Workers: s.Workers,
-		Pages: attn.Separate(kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{}),
-	}); err != nil {
+	if err := canBackward.Do(op, backwardProblem(s, kv)); err != nil {
 		return err
 	}
 	most := backwardTable[len(backwardTable)-1].dim
@@ -92,7 +104,14 @@ func CanBackward(op string, s *attn.Gradient, kv attn.DType) error {
 	case rows > math.MaxInt32/2 || attn.Product(s.Batch, s.KVHeads, s.Keys) > math.MaxInt32/2:
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a batch of %d with %d heads, %d queries and %d keys: kernels have at most 2^30 rows", canBackward.Name, s.Batch, s.Heads, s.Queries, s.Keys)
 	}
-	return nil
+	return canScores(op, s)
+}
+
+func backwardProblem(s *attn.Gradient, kv attn.DType) *attn.Problem {
+	return &attn.Problem{
+		Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.Dim, ValueDim: s.ValueDim, Mask: s.Mask, Score: s.Score, Workers: s.Workers,
+		Pages: attn.Separate(kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{}),
+	}
 }
 
 // NewBackward checks s, and loads the kernels. Errors: those of [CanBackward], and the driver's.
@@ -104,7 +123,10 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	if err := CanBackward(op, s, kv); err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(backwardTable, func(k backwardKernel) bool { return s.Dim <= k.dim && k.capability.have(e.info.Capability) })
+	scored := backwardProblem(s, kv).Features()&backwardScoredFeatures != 0
+	i := slices.IndexFunc(backwardTable, func(k backwardKernel) bool {
+		return k.scored == scored && s.Dim <= k.dim && k.capability.have(e.info.Capability)
+	})
 	if i < 0 {
 		return nil, gpu.Errorf(op, attn.ErrUnsupported, "%s of compute capability %d", canBackward.Name, e.info.Capability)
 	}
@@ -119,9 +141,13 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	b.blocks = attn.Ceil(s.Queries, k.rows)
 	queryBlocks := int64(s.Batch) * int64(s.Heads) * int64(b.blocks)
 	align := func(n int64) int64 { return (n + 255) / 256 * 256 }
-	b.counters = align(int64(s.Batch) * 8)
+	b.counters = align(int64(len(b.Table())))
 	b.rows = align(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+queryBlocks))
-	b.sums = align(b.rows + queryBlocks*int64(k.rows)*8)
+	b.terms = align(b.rows + queryBlocks*int64(k.rows)*8)
+	b.sums = b.terms
+	if s.Score.Sinks {
+		b.sums = align(b.terms + queryBlocks*int64(k.rows)*4)
+	}
 	b.bytes = b.sums
 	if s.Keys > backwardKeys { // with one key block, dq needs no sums
 		b.bytes += queryBlocks * int64(k.rows) * int64(k.dim) * 4
@@ -133,9 +159,16 @@ func (b *Backward) load() (err error) {
 	e := b.engine
 	e.loading.Lock()
 	defer e.loading.Unlock()
-	m, err := gpu.Module(e.dev, backwardUnit)
+	unit := backwardUnit
+	if b.kernel.scored {
+		unit = backwardScoredUnit
+	}
+	m, err := gpu.Module(e.dev, unit)
 	if err != nil {
 		return err
+	}
+	if b.kernel.scored {
+		return b.loadScored(m)
 	}
 	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_rows_%s_%d", gpu.Name(b.kv), b.kernel.rows)); err != nil {
 		return err
@@ -147,13 +180,13 @@ func (b *Backward) load() (err error) {
 // Bytes returns the size of the workspace.
 func (b *Backward) Bytes() int64 { return b.bytes }
 
-// Table returns the beginning of the workspace: queries and keys of each sequence.
+// Table returns the beginning of the workspace: queries and keys of each sequence, and slopes.
 func (b *Backward) Table() []byte {
 	table := make([]int32, 0, 2*b.shape.Batch)
 	for i := range b.shape.Batch {
 		table = append(table, int32(b.shape.QueriesOf(i)), int32(b.shape.Live(i)))
 	}
-	return gpu.BytesOf(table)
+	return append(gpu.BytesOf(table), gpu.BytesOf(b.slopes())...)
 }
 
 // check returns an error if the operands do not fit.
@@ -195,6 +228,9 @@ func (b *Backward) check(o *BackwardOperands) error {
 	if err := o.DLSE.CheckOptional(op, "the gradient of lse", rows); err != nil {
 		return err
 	}
+	if err := b.checkScores(op, o); err != nil {
+		return err
+	}
 	return o.Workspace.Check(op, "the workspace", int(b.bytes), 1)
 }
 
@@ -221,18 +257,25 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	if b.kv == attn.Float16 { // the rows of values, too
 		warps += s.Batch * s.KVHeads * s.Keys
 	}
-	var args cuda.Args
-	for _, x := range []struct {
-		*cuda.Function
-		cuda.Grid
-	}{
+	launches := []backwardLaunch{
 		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}},
 		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, backwardKeys)}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}},
-	} {
+	}
+	var scored backwardScoredParams
+	if k.scored {
+		scored = backwardScoredParams{backwardParams: p, score: b.scores(o)}
+		launches = append(launches, b.scoredLaunches(o)...)
+	}
+	var args cuda.Args
+	for _, x := range launches {
 		args.Reset()
-		cuda.Struct(&args, &p)
+		if k.scored {
+			cuda.Struct(&args, &scored)
+		} else {
+			cuda.Struct(&args, &p)
+		}
 		args.Hold(w.Buffer)
-		for _, m := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV} {
+		for _, m := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV, &o.Bias, &o.DBias, &o.Sinks, &o.DSinks} {
 			if m.Buffer != nil {
 				args.Hold(m.Buffer)
 			}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/variant"
 )
 
 // backwardCase is a case in a machine's memory, with the gradients of a cost. Rows and keys beyond lengths are NaN.
@@ -30,12 +31,23 @@ type costs struct{ out, lse bool }
 func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in reftest.Inputs, kv attn.DType, of costs, size float64) *backwardCase {
 	t.Helper()
 	format := enginetest.Format(kv)
-	c := reftest.New(rng, s, in, format, format)
 	queries, keys := max(slices.Max(s.Queries), 1)+rng.IntN(2), max(slices.Max(s.Keys), 1)+rng.IntN(2)
+	if s.Bias.X != nil {
+		keys = s.Bias.Keys
+		if s.Bias.Queries != 1 {
+			queries = s.Bias.Queries
+		}
+		for i, x := range s.Bias.X {
+			s.Bias.X[i] = format.Round(x)
+		}
+	}
+	c := reftest.New(rng, s, in, format, format)
 	b := &backwardCase{Case: c, kv: kv, shape: attn.Gradient{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: queries, Keys: keys, QueryLengths: s.Queries, Lengths: s.Keys,
 		Dim: s.Dim, ValueDim: s.Dim, Scale: c.Scale, Mask: s.Mask,
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Sinks: s.Sinks != nil, Dropout: s.Dropout},
 	}}
+	b.ops.Seed = s.Seed
 	p := reftest.Precision{Acc: reftest.Float32, P: format, Out: format}
 	forward := c.Reference(p)
 	noisy := func(wanted bool, n int, f reftest.Format) []float64 {
@@ -72,14 +84,28 @@ func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in 
 		o.V, o.Out, o.DOut = put(c.DenseV(keys), kv), rows(forward.O, s.Dim, kv), rows(dO, s.Dim, kv)
 		o.DV = gpu.Memory{DType: kv, Len: o.V.Len}
 	}
+	if s.Bias.X != nil {
+		b.shape.Bias = attn.Bias{Sequences: s.Bias.Sequences, Heads: s.Bias.Heads, Queries: s.Bias.Queries, Keys: keys, Scale: s.Bias.Scale}
+		o.Bias = put(c.DenseBias(), kv)
+		o.DBias = gpu.Memory{DType: kv, Len: o.Bias.Len}
+	}
+	if s.Sinks != nil {
+		o.Sinks = put(s.Sinks, attn.Float32)
+		o.DSinks = gpu.Memory{DType: attn.Float32, Len: o.Sinks.Len}
+	}
 	return b
 }
 
 // results are the gradients' memory.
 func (b *backwardCase) results() []*gpu.Memory {
-	all := []*gpu.Memory{&b.ops.DQ, &b.ops.DK, &b.ops.DV}
-	if b.ops.DOut.Buffer == nil {
-		all = all[:2]
+	all := []*gpu.Memory{&b.ops.DQ, &b.ops.DK}
+	if b.ops.DOut.Buffer != nil {
+		all = append(all, &b.ops.DV)
+	}
+	for _, x := range []*gpu.Memory{&b.ops.DBias, &b.ops.DSinks} {
+		if x.Len > 0 {
+			all = append(all, x)
+		}
 	}
 	return all
 }
@@ -129,7 +155,10 @@ func (b *backwardCase) check(t testing.TB) {
 		{"dq", b.want.DQ, b.want.DQBound, s.Heads, s.Queries, b.Queries},
 		{"dk", b.want.DK, b.want.DKBound, s.KVHeads, s.Keys, b.Keys},
 		{"dv", b.want.DV, b.want.DVBound, s.KVHeads, s.Keys, b.Keys},
-	}[:len(b.results())] {
+	} {
+		if x.name == "dv" && b.ops.DOut.Buffer == nil {
+			continue
+		}
 		memory := enginetest.Read(t, b.results()[i])
 		var got []float64
 		for seq, live := range x.live {
@@ -150,16 +179,125 @@ func (b *backwardCase) check(t testing.TB) {
 			t.Errorf("%v: %s: %v", b, x.name, err)
 		}
 	}
+	for _, x := range []struct {
+		name        string
+		of          *gpu.Memory
+		want, bound []float64
+	}{{"dbias", &b.ops.DBias, b.want.DBias, b.want.DBiasBound}, {"dsinks", &b.ops.DSinks, b.want.DSinks, b.want.DSinksBound}} {
+		if x.of.Len == 0 {
+			continue
+		}
+		memory, got := enginetest.Read(t, x.of), make([]float64, len(x.want))
+		for i := range got {
+			got[i] = enginetest.Get(memory, i, x.of.DType)
+		}
+		if err := reftest.Compare(got, x.want, x.bound, 1, 1, len(got)); err != nil {
+			t.Errorf("%v: %s of %+v: %v", b, x.name, s.Bias, err)
+		}
+	}
 }
 
 func (b *backwardCase) close(t testing.TB) {
 	t.Helper()
 	o := &b.ops
-	for _, x := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV, &b.tail} {
+	for _, x := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV, &o.Bias, &o.DBias, &o.Sinks, &o.DSinks, &b.tail} {
 		if x.Buffer != nil {
 			noError(t, x.Buffer.Close())
 		}
 	}
+}
+
+// backwardShape draws a shape that takes some work at most.
+func backwardShape(rng *rand.Rand, work, longest int) (s reftest.Shape) {
+	s = reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+	s.Dim = enginetest.Pick(rng, 64, 128, 128, 64, 8, 40, 72, 96)
+	s.ValueDim, s.Heads = s.Dim, s.KVHeads*enginetest.Pick(rng, 1, 1, 2, 3)
+	s.Scale = enginetest.Pick(rng, 0, 0, 0, .3, -.2, 0.)
+	for s.Queries == nil {
+		total := 0
+		for range enginetest.Pick(rng, 1, 1, 2, 3) {
+			s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 17, 31, 32, 33, 63, 64, 65, 129, rng.IntN(longest)))
+			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 16, 17, 64, 127, 128, 129, 257, rng.IntN(longest)))
+			total += (s.Queries[len(s.Queries)-1] + 64) * (s.Keys[len(s.Keys)-1] + 128) * s.Heads
+		}
+		if total > work {
+			s.Queries, s.Keys = nil, nil
+		}
+	}
+	return s
+}
+
+// backwardOptions are what kernels with scores take.
+var backwardOptions = []struct {
+	name string
+	set  func(rng *rand.Rand, s reftest.Shape) reftest.Shape
+}{
+	{"window", func(rng *rand.Rand, s reftest.Shape) reftest.Shape {
+		s.Window = enginetest.Pick(rng, 1, 2, 16, 33, 1+rng.IntN(150), math.MaxInt)
+		return s
+	}},
+	{"sink tokens", reftest.RandomSinkTokens},
+	{"cap", func(rng *rand.Rand, s reftest.Shape) reftest.Shape {
+		s.SoftCap = enginetest.Pick(rng, 0.01, 1, 3, 30, 1e6)
+		return s
+	}},
+	{"slopes", func(rng *rand.Rand, s reftest.Shape) reftest.Shape {
+		s.Slopes = make([]float64, s.Heads)
+		for h := range s.Slopes {
+			s.Slopes[h] = enginetest.Pick(rng, 1., 1, 1, -1, 0) * math.Exp2(-8*rng.Float64())
+		}
+		return s
+	}},
+	{"bias", func(rng *rand.Rand, s reftest.Shape) reftest.Shape {
+		s = reftest.RandomBias(rng, s, max(slices.Max(s.Keys), 1)+rng.IntN(2))
+		s.Bias.Scale = enginetest.Pick(rng, 0, 0, .5, 2)
+		return s
+	}},
+	{"sinks", reftest.RandomSinks},
+	{"dropout", reftest.RandomDropout},
+}
+
+// testBackwardScores runs every option alone and with every other, n of the pairs.
+func testBackwardScores(t *testing.T, m *machine, n, work, longest int) {
+	rng := reftest.Rand(t)
+	var pairs [][2]int
+	for i := range backwardOptions {
+		for j := range i + 1 {
+			pairs = append(pairs, [2]int{i, j})
+		}
+	}
+	rng.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
+	for i := range n {
+		pair := pairs[i%len(pairs)]
+		s := backwardShape(rng, work, longest)
+		for _, option := range slices.Compact(pair[:]) {
+			s = backwardOptions[option].set(rng, s)
+		}
+		if i >= len(pairs) && i%4 == 0 { // all but few
+			for _, option := range backwardOptions {
+				if rng.IntN(4) > 0 {
+					s = option.set(rng, s)
+				}
+			}
+		}
+		m.testBackwardCase(t, rng, s, gpu.Halves[rng.IntN(2)])
+	}
+}
+
+// testBackwardCase runs a shape twice, with random numbers.
+func (m *machine) testBackwardCase(t *testing.T, rng *rand.Rand, s reftest.Shape, kv attn.DType) {
+	t.Helper()
+	in := enginetest.Pick(rng, reftest.Normal, reftest.Normal, reftest.Peaked, reftest.Constant, reftest.Extreme, reftest.Huge)
+	of := enginetest.Pick(rng, costs{out: true}, costs{out: true}, costs{lse: true}, costs{out: true, lse: true})
+	b := m.newBackward(t, rng, s, in, kv, of, enginetest.Pick(rng, 1, 1e-3, 50))
+	first := m.runBackward(t, b)
+	if b.check(t); t.Failed() {
+		t.Fatalf("%v inputs, %+v", in, of)
+	}
+	if again := m.runBackward(t, b); !bytes.Equal(again, first) {
+		t.Fatalf("%v: other bits in the second run", b)
+	}
+	b.close(t)
 }
 
 // testBackward runs random problems.
@@ -167,32 +305,8 @@ func testBackward(t *testing.T, m *machine, n, work, longest int) {
 	rng := reftest.Rand(t)
 	for i := range n {
 		kv := gpu.Halves[i%2]
-		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
-		s.Dim = enginetest.Pick(rng, 64, 128, 128, 64, 8, 40, 72, 96)
-		s.ValueDim, s.Heads = s.Dim, s.KVHeads*enginetest.Pick(rng, 1, 1, 2, 3)
-		s.Scale = enginetest.Pick(rng, 0, 0, 0, .3, -.2, 0.)
-		for s.Queries == nil {
-			total := 0
-			for range enginetest.Pick(rng, 1, 1, 2, 3) {
-				s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 17, 31, 32, 33, 63, 64, 65, 129, rng.IntN(longest)))
-				s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 16, 17, 64, 127, 128, 129, 257, rng.IntN(longest)))
-				total += (s.Queries[len(s.Queries)-1] + 64) * (s.Keys[len(s.Keys)-1] + 128) * s.Heads
-			}
-			if total > work {
-				s.Queries, s.Keys = nil, nil
-			}
-		}
-		in := enginetest.Pick(rng, reftest.Normal, reftest.Normal, reftest.Peaked, reftest.Constant, reftest.Extreme, reftest.Huge)
-		of := enginetest.Pick(rng, costs{out: true}, costs{out: true}, costs{lse: true}, costs{out: true, lse: true})
-		b := m.newBackward(t, rng, s, in, kv, of, enginetest.Pick(rng, 1, 1e-3, 50))
-		first := m.runBackward(t, b)
-		if b.check(t); t.Failed() {
-			t.Fatalf("case %d, %v inputs, %+v", i, in, of)
-		}
-		if again := m.runBackward(t, b); !bytes.Equal(again, first) {
-			t.Fatalf("case %d, %v: other bits in the second run", i, b)
-		}
-		b.close(t)
+		s := backwardShape(rng, work, longest)
+		m.testBackwardCase(t, rng, s, kv)
 	}
 }
 
@@ -201,16 +315,37 @@ func testBackwardBits(t *testing.T, m *machine, runs, tokens int) {
 	rng := reftest.Rand(t)
 	for i, causal := range []bool{true, false} {
 		s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64 << i, ValueDim: 64 << i, Queries: []int{tokens, tokens / 3}, Keys: []int{tokens, tokens}, Mask: attn.Mask{Causal: causal}}
-		b := m.newBackward(t, rng, s, reftest.Normal, gpu.Halves[i], costs{out: true}, 1)
-		first := m.runBackward(t, b)
-		b.check(t)
-		for run := range runs - 1 {
-			if again := m.runBackward(t, b); !bytes.Equal(again, first) {
-				t.Fatalf("%v: other bits in run %d", b, run+1)
-			}
-		}
-		b.close(t)
+		m.testBackwardRuns(t, rng, s, gpu.Halves[i], runs)
 	}
+}
+
+// testBackwardScoresBits is testBackwardBits with all options, a window that hides key blocks, and sink tokens in front of these.
+func testBackwardScoresBits(t *testing.T, m *machine, runs, tokens int) {
+	rng := reftest.Rand(t)
+	for i, causal := range []bool{true, false} {
+		s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64 << i, ValueDim: 64 << i, Queries: []int{tokens, tokens / 3}, Keys: []int{tokens, tokens - 1}}
+		s.Causal, s.Window, s.SinkTokens, s.SoftCap, s.Slopes, s.Sinks = causal, tokens/5, 3, 2, []float64{.01, -.002}, []float64{1, -2}
+		s.Bias = reftest.Bias{Sequences: 1, Heads: 1 + i, Queries: 1, Keys: tokens, X: make([]float64, (1+i)*tokens)}
+		for j := range s.Bias.X {
+			s.Bias.X[j] = rng.NormFloat64()
+		}
+		s.Dropout, s.Seed = .2, rng.Int64()|1
+		m.testBackwardRuns(t, rng, s, gpu.Halves[i], runs)
+	}
+}
+
+// testBackwardRuns runs a shape many times.
+func (m *machine) testBackwardRuns(t *testing.T, rng *rand.Rand, s reftest.Shape, kv attn.DType, runs int) {
+	t.Helper()
+	b := m.newBackward(t, rng, s, reftest.Normal, kv, costs{out: true}, 1)
+	first := m.runBackward(t, b)
+	b.check(t)
+	for run := range runs - 1 {
+		if again := m.runBackward(t, b); !bytes.Equal(again, first) {
+			t.Fatalf("%v: other bits in run %d", b, run+1)
+		}
+	}
+	b.close(t)
 }
 
 // A feature without kernels is refused by name, before anything is queued.
@@ -218,12 +353,12 @@ func TestCanBackward(t *testing.T) {
 	good := attn.Gradient{Batch: 2, Heads: 4, KVHeads: 2, Queries: 9, Keys: 20, Dim: 72, ValueDim: 72, Scale: 1, Mask: attn.Mask{Causal: true}, Workers: 3}
 	noError(t, CanBackward("x", &good, attn.BFloat16))
 	for text, change := range map[string]func(g *attn.Gradient){
-		"a window of 5 keys":                   func(g *attn.Gradient) { g.Window = 5 },
-		"a soft cap":                           func(g *attn.Gradient) { g.Cap = 3 },
+		"a tree of new tokens":                 func(g *attn.Gradient) { g.Tree = true },
+		"a variant":                            func(g *attn.Gradient) { g.Variant = &variant.Program{} },
+		"a soft cap of 1e-40":                  func(g *attn.Gradient) { g.Cap = 1e-40 },
 		"values of 64 elements and keys of 72": func(g *attn.Gradient) { g.ValueDim = 64 },
 		"head dim 136":                         func(g *attn.Gradient) { g.Dim, g.ValueDim = 136, 136 },
 		"head dim 60":                          func(g *attn.Gradient) { g.Dim, g.ValueDim = 60, 60 },
-		"sinks":                                func(g *attn.Gradient) { g.Sinks = true },
 		"at most 2^30 rows":                    func(g *attn.Gradient) { g.Keys = math.MaxInt32 },
 	} {
 		g := good
@@ -239,6 +374,11 @@ func TestGPUBackward(t *testing.T) {
 	testBackward(t, realGPU(t), enginetest.OrShort(400, 20), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
 }
 
+func TestGPUBackwardScores(t *testing.T) {
+	testBackwardScores(t, realGPU(t), enginetest.OrShort(600, 40), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
+}
+
 func TestGPUBackwardBits(t *testing.T) {
+	testBackwardScoresBits(t, realGPU(t), enginetest.OrShort(100, 3), enginetest.OrShort(2000, 700))
 	testBackwardBits(t, realGPU(t), enginetest.OrShort(100, 3), enginetest.OrShort(2000, 300))
 }

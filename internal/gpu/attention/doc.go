@@ -45,7 +45,7 @@
 // A [Backward] computes gradients (backward.go), without a plan: thread blocks take keys in the order of a ticket.
 //
 //   - Operands: float16 or bfloat16, of one type. Head dims: multiples of 8 up to 128.
-//   - Causal masks and lengths. Other features are errors.
+//   - Everything that forward kernels have but trees, batch invariance and variants; and dropout. Other features are errors.
 //
 // # A plan's table
 //

@@ -204,6 +204,12 @@ func TestEmulatedBackward(t *testing.T) {
 	testBackwardBits(t, m, 2, 150)
 }
 
+func TestEmulatedBackwardScores(t *testing.T) {
+	m := emulatedGPU(t, 5)
+	testBackwardScores(t, m, reftest.Cases(t, 3, 34), 60_000, 150)
+	testBackwardScoresBits(t, m, 2, reftest.Cases(t, 150, 400))
+}
+
 // Each driver call of gradients fails once: the error is returned, nothing leaks, and a second try works.
 func TestEmulatedBackwardFailures(t *testing.T) {
 	m, lib := emulatedDriver(t, 3)

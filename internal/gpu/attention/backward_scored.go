@@ -1,0 +1,155 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dropout"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// Gradients of attention with more than a causal mask (kernels/attn_backward_variant.cuh): the kernels of another unit, with
+// more parameters, and a launch each for the gradients of a bias and of sinks.
+
+const backwardScoredUnit = "backward_variant"
+
+// backwardScoredFeatures are the features that need the kernels with scores.
+const backwardScoredFeatures = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout
+
+// backwardScores is struct BackwardScores.
+type backwardScores struct {
+	slopes, sinks, bias, biasGrad, sinkGrad, sinkTerms uint64 // addresses
+	biasSequence, biasHead, biasRow                    int64
+	cap, reciprocal, biasFactor                        float32
+	window, sinkTokens                                 int32
+	seedLow, seedHigh, below                           uint32
+	factor                                             float32
+	rows                                               int32
+}
+
+// backwardScoredParams is struct BackwardScoredParams.
+type backwardScoredParams struct {
+	backwardParams
+	score backwardScores
+}
+
+// loadScored loads the kernels with scores.
+func (b *Backward) loadScored(m *cuda.Module) (err error) {
+	e, element := b.engine, gpu.Name(b.kv)
+	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_scored_rows_%s_%d", element, b.kernel.rows)); err != nil {
+		return err
+	}
+	if b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim)); err != nil {
+		return err
+	}
+	if b.shape.Bias != (attn.Bias{}) {
+		if b.biasFunction, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_bias_%s_%d", element, b.kernel.dim)); err != nil {
+			return err
+		}
+	}
+	if b.shape.Sinks {
+		b.sinksFunction, err = m.Function("backward_sinks")
+	}
+	return err
+}
+
+// checkScores returns an error if the operands of score changes do not fit.
+func (b *Backward) checkScores(op string, o *BackwardOperands) error {
+	s := &b.shape
+	for _, x := range []struct {
+		name     string
+		of       *gpu.Memory
+		there    bool // the problem has it
+		n        int
+		dtype    attn.DType
+		optional bool
+	}{
+		{"bias", &o.Bias, s.Bias != (attn.Bias{}), s.Bias.Size(), b.kv, false},
+		{"the gradient of bias", &o.DBias, s.Bias != (attn.Bias{}), s.Bias.Size(), b.kv, true},
+		{"sinks", &o.Sinks, s.Score.Sinks, s.Heads, attn.Float32, false},
+		{"the gradient of sinks", &o.DSinks, s.Score.Sinks, s.Heads, attn.Float32, true},
+	} {
+		switch {
+		case x.of.Buffer == nil && (x.optional || !x.there):
+			continue
+		case !x.there:
+			return gpu.Errorf(op, attn.ErrShape, "%s of a problem without", x.name)
+		case x.of.DType != x.dtype:
+			return gpu.Errorf(op, attn.ErrDType, "%s is %v; it must be %v", x.name, x.of.DType, x.dtype)
+		}
+		if err := x.of.CheckLoose(op, x.name, x.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scores returns the kernels' parameters. The slopes are in the workspace behind the lengths.
+func (b *Backward) scores(o *BackwardOperands) (p backwardScores) {
+	s, w := &b.shape, &o.Workspace
+	if s.Window < s.Keys { // a larger window hides nothing
+		p.window, p.sinkTokens = int32(s.Window), int32(min(s.SinkTokens, s.Keys))
+	}
+	if s.Window == 0 {
+		p.sinkTokens = 0
+	}
+	if s.Cap != 0 {
+		p.cap, p.reciprocal = float32(s.Cap), float32(1/s.Cap)
+	}
+	if s.Slopes != "" {
+		p.slopes = w.Address() + uint64(s.Batch)*8
+	}
+	if s.Bias != (attn.Bias{}) {
+		p.bias, p.biasGrad, p.biasFactor = o.Bias.Address(), o.DBias.AddressOr0(), float32(s.Bias.Factor())
+		p.biasSequence, p.biasHead, p.biasRow = biasStrides(&s.Bias)
+	}
+	if s.Score.Sinks {
+		p.sinks = o.Sinks.Address()
+		if o.DSinks.Buffer != nil {
+			p.sinkGrad, p.sinkTerms = o.DSinks.Address(), w.Address()+uint64(b.terms)
+		}
+	}
+	p.factor, p.rows = 1, int32(b.blocks*b.kernel.rows)
+	if rule := dropout.Of(s.Dropout, o.Seed); !rule.None() && o.DOut.Buffer != nil { // the log-sum-exp has no dropout
+		p.seedLow, p.seedHigh, p.below, p.factor = uint32(rule.Seed), uint32(rule.Seed>>32), rule.Below, float32(1/rule.Keep())
+	}
+	return p
+}
+
+// slopes returns the slopes of query heads.
+func (b *Backward) slopes() (all []float32) {
+	for h := range b.shape.Slopes.Len() {
+		all = append(all, float32(b.shape.Slopes.Of(h)))
+	}
+	return all
+}
+
+// scoredLaunches returns the launches behind the gradients of q, k and v.
+func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
+	s, k := &b.shape, b.kernel
+	if o.DBias.Buffer != nil {
+		pieces := attn.Product(attn.Ceil(s.Keys, backwardKeys), s.Bias.Heads, s.Bias.Sequences)
+		if s.Bias.Queries != 1 {
+			pieces *= b.blocks
+		}
+		shared := 2*backwardKeys*k.dim*2 + 2*k.rows*k.dim*2 + k.rows*8
+		all = append(all, backwardLaunch{b.biasFunction, cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{k.warps * 32}, Shared: shared}})
+	}
+	if o.DSinks.Buffer != nil {
+		all = append(all, backwardLaunch{b.sinksFunction, cuda.Grid{Blocks: [3]int{s.Heads}, Threads: [3]int{backwardRowsThreads}}})
+	}
+	return all
+}
+
+// canScores returns an error for numbers that kernels with scores do not take.
+func canScores(op string, s *attn.Gradient) error {
+	if s.Cap != 0 && (s.Cap < 0x1p-100 || s.Cap > 0x1p100) {
+		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a soft cap of %v: kernels have 2^-100 to 2^100", canBackward.Name, s.Cap)
+	}
+	if pieces := attn.Product(attn.Ceil(s.Keys, backwardKeys), s.Bias.Heads, s.Bias.Sequences, s.Queries); pieces > math.MaxInt32 {
+		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a bias of %d sequences and %d heads for %d queries and %d keys: kernels have at most 2^31 pieces", canBackward.Name, s.Bias.Sequences, s.Bias.Heads, s.Queries, s.Keys)
+	}
+	return nil
+}
