@@ -18,7 +18,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// doOnGPU is Do for operands on a GPU. Lengths are in host memory.
+// doOnGPU is Do for operands on a GPU. Lengths and the seed are in host memory.
 func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, error) {
 	s := gradientProblem(&op.problem, &op.config)
 	if _, err := g.Backward(name, s, op.query); err != nil {
@@ -26,14 +26,20 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 	}
 	var there [roles]*ongpu.Tensor
 	var host tensors
+	var seed int64
 	for i, w := range op.inputs() {
-		if w.of == roleLengths || w.of == roleQueryLengths {
-			t, err := ongpu.Dense(name, w.Name, in[i])
-			if err != nil {
+		var err error
+		switch w.of {
+		case roleSeed:
+			if seed, err = readSeed(name, in[i]); err != nil {
 				return nil, err
 			}
-			host[w.of] = t
-			if err := checkLengths(name, operand.OfTensor(w.Name, t), op.batch); err != nil {
+			continue
+		case roleLengths, roleQueryLengths:
+			if host[w.of], err = ongpu.Dense(name, w.Name, in[i]); err != nil {
+				return nil, err
+			}
+			if err := checkLengths(name, operand.OfTensor(w.Name, host[w.of]), op.batch); err != nil {
 				return nil, err
 			}
 			continue
@@ -54,47 +60,22 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 	if err != nil {
 		return nil, err
 	}
-	return op.queue(name, g, b, &there, in)
+	return op.queue(name, g, b, &there, in, seed)
 }
 
 // queue queues the gradients of checked operands, and returns their vector.
-func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there *[roles]*ongpu.Tensor, in []G.Value) (packed G.Value, err error) {
-	if err := g.Enter(name); err != nil {
-		return nil, err
-	}
-	defer g.Group.Leave()
-	defer runtime.KeepAlive(in)
-	recording := false
-	_ = g.Queue.Submit(func(sub *queue.Submission) error { recording = sub.Recording(); return nil })
-	if recording { // each replay would have the lengths of this run
-		return nil, errs.Errorf(name, ErrUnsupported, "gradients of attention in a recording")
-	}
-	table := b.Table()
-	pinned, err := g.Queue.TakePinned(len(table))
-	if err != nil {
-		return nil, ongpu.EngineError(name, "gradients", err)
-	}
-	defer g.Queue.GivePinned(pinned)
-	copy(pinned.Bytes, table)
-	err = g.Queue.Submit(func(sub *queue.Submission) (failed error) {
-		var o attention.BackwardOperands
+func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there *[roles]*ongpu.Tensor, in []G.Value, seed int64) (packed G.Value, err error) {
+	err = withTable(name, "gradients of attention", g, b.Table(), b.Bytes(), in, func(sub *queue.Submission, w gpu.Bytes) error {
+		o := attention.BackwardOperands{Workspace: w, Seed: seed}
 		ofOut, ofLSE := &o.DOut, &o.DLSE
 		if op.ofLSE {
 			ofOut = ofLSE
 		}
-		var used []*ongpu.Tensor
-		for _, x := range [...]struct {
-			of role
-			to *gpu.Memory
-		}{{roleQ, &o.Q}, {roleK, &o.K}, {roleV, &o.V}, {roleOut, &o.Out}, {roleLSE, &o.LSE}, {roleGrad, ofOut}, {roleBias, &o.Bias}, {roleSinks, &o.Sinks}} {
-			d := there[x.of]
-			if d == nil {
-				continue
-			}
-			if *x.to, err = d.UseAs(sub, x.of.String()); err != nil {
-				return err
-			}
-			used = append(used, d)
+		used, err := useThere(sub, there, [roles]*gpu.Memory{
+			roleQ: &o.Q, roleK: &o.K, roleV: &o.V, roleOut: &o.Out, roleLSE: &o.LSE, roleGrad: ofOut, roleBias: &o.Bias, roleSinks: &o.Sinks,
+		})
+		if err != nil {
+			return err
 		}
 		result, err := g.NodeValue(sub, &op.memory, op.query, tensor.Shape{op.total()}, used...)
 		if err != nil {
@@ -111,7 +92,46 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 			}
 			*map[role]*gpu.Memory{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}[p.of] = m
 		}
-		workspace, err := g.Wrap(sub, tensor.Float32, tensor.Shape{attn.Ceil(int(b.Bytes()), 4)}, sub.Alloc)
+		packed = result.Value()
+		return sub.Do(func(s *cuda.Stream) error { return b.Run(s, &o) })
+	})
+	return packed, err
+}
+
+// useThere stores the memory of tensors in what `to` has for their roles, and returns the tensors.
+func useThere(sub *queue.Submission, there *[roles]*ongpu.Tensor, to [roles]*gpu.Memory) (used []*ongpu.Tensor, err error) {
+	for of, d := range there {
+		if d == nil || to[of] == nil {
+			continue
+		}
+		if *to[of], err = d.UseAs(sub, role(of).String()); err != nil {
+			return nil, err
+		}
+		used = append(used, d)
+	}
+	return used, nil
+}
+
+// withTable calls f with a workspace of some bytes that begins with a table. f queues work on it.
+func withTable(name, what string, g *ongpu.GPU, table []byte, size int64, in []G.Value, f func(*queue.Submission, gpu.Bytes) error) error {
+	if err := g.Enter(name); err != nil {
+		return err
+	}
+	defer g.Group.Leave()
+	defer runtime.KeepAlive(in)
+	recording := false
+	_ = g.Queue.Submit(func(sub *queue.Submission) error { recording = sub.Recording(); return nil })
+	if recording { // each replay would have the lengths of this run
+		return errs.Errorf(name, ErrUnsupported, "%s in a recording", what)
+	}
+	pinned, err := g.Queue.TakePinned(len(table))
+	if err != nil {
+		return ongpu.EngineError(name, what, err)
+	}
+	defer g.Queue.GivePinned(pinned)
+	copy(pinned.Bytes, table)
+	err = g.Queue.Submit(func(sub *queue.Submission) (failed error) {
+		workspace, err := g.Wrap(sub, tensor.Float32, tensor.Shape{attn.Ceil(int(size), 4)}, sub.Alloc)
 		if err != nil {
 			return err
 		}
@@ -120,18 +140,65 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 		if err != nil {
 			return err
 		}
-		o.Workspace = gpu.Bytes{Buffer: w.Buffer, Offset: w.Offset}
 		if err := sub.Upload(w.Buffer, w.Offset, pinned, 0, len(table)); err != nil {
 			return err
 		}
 		if err := sub.Mark(pinned); err != nil {
 			return err
 		}
-		packed = result.Value()
-		return sub.Do(func(s *cuda.Stream) error { return b.Run(s, &o) })
+		return f(sub, gpu.Bytes{Buffer: w.Buffer, Offset: w.Offset})
 	})
 	if err != nil {
-		return nil, ongpu.EngineError(name, "gradients", err)
+		return ongpu.EngineError(name, what, err)
 	}
-	return packed, nil
+	return nil
+}
+
+// dropOnGPU is doDevice of an attention with dropout. Gradients compute the dropped weights again from the seed.
+func (op *attentionOp) dropOnGPU(name string, g *ongpu.GPU, in []G.Value, further furtherThere) (out, lse *ongpu.Tensor, err error) {
+	s := gradientProblem(&op.problem, &op.config)
+	if _, err := g.Backward(name, s, op.query); err != nil {
+		return nil, nil, err
+	}
+	there := [roles]*ongpu.Tensor{roleBias: further.bias, roleSinks: further.sinks}
+	var host tensors
+	var seed int64
+	for i, of := range op.inputs() {
+		switch of {
+		case roleSeed:
+			seed, err = readSeed(name, in[i])
+		case roleLengths, roleQueryLengths:
+			host[of], err = ongpu.Dense(name, of.String(), in[i])
+		case roleQ, roleK, roleV:
+			there[of] = ongpu.Must(in[i])
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := op.setLengths(name, s, &host); err != nil {
+		return nil, nil, err
+	}
+	b, err := g.Backward(name, s, op.query)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = withTable(name, "attention with dropout", g, b.Table(), int64(len(b.Table())), in, func(sub *queue.Submission, w gpu.Bytes) error {
+		o := attention.DropoutOperands{Workspace: w, Seed: seed}
+		if _, err := useThere(sub, &there, [roles]*gpu.Memory{roleQ: &o.Q, roleK: &o.K, roleV: &o.V, roleBias: &o.Bias, roleSinks: &o.Sinks}); err != nil {
+			return err
+		}
+		qkv := ongpu.QKVOf(in[:3])
+		var err error
+		if out, o.Out, err = qkv.ResultIn(sub, nil, &op.memory, op.query, op.outShape()); err != nil {
+			return err
+		}
+		if op.logs() != nil {
+			if lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape()); err != nil {
+				return err
+			}
+		}
+		return sub.Do(func(s *cuda.Stream) error { return b.Forward(s, &o) })
+	})
+	return out, lse, err
 }

@@ -64,6 +64,8 @@ func TestGPUGradients(t *testing.T) {
 	rng := reftest.Rand(t)
 	sinkTokens := graphtest.WithScoreMods(causal(dense(2, 1, 64, 64, 60, 200)), 9, 4, .5, .1)
 	sinkTokens.SinkTokens = 3
+	dropped := withSinks(graphtest.Biased(rng, causal(dense(4, 2, 72, 72, 40, 150, 77)), 2, 1, 40), 1, 0, -1, 2)
+	dropped.Dropout, dropped.Seed = .3, rng.Int64()|1
 	for i, c := range []struct {
 		shape reftest.Shape
 		x     graphtest.Spec
@@ -77,9 +79,11 @@ func TestGPUGradients(t *testing.T) {
 		{shape: sinkTokens, x: graphtest.Spec{QueryType: la.BFloat16}},
 		{shape: withSinks(graphtest.Biased(rng, dense(2, 1, 64, 64, 21, 37, 30), 1, 2, 21), 0, 1), x: graphtest.Spec{QueryType: la.BFloat16}},
 		{shape: graphtest.Biased(rng, causal(dense(3, 1, 128, 128, 5, 5)), 1, 1, 1), x: graphtest.Spec{QueryType: la.Float16}, ofLSE: true},
+		{shape: dropped, x: graphtest.Spec{QueryType: la.BFloat16}},
 	} {
 		p := graphtest.NewProblem(rng, c.shape, c.x)
 		g := newGradientsThere(t, p, c.ofLSE)
+		G.Read(g.Out, &g.OutValue)
 		vm := G.NewTapeMachine(g.G)
 		for run := range 2 {
 			if run > 0 {
@@ -120,6 +124,11 @@ func TestGPUGradients(t *testing.T) {
 			if g.QueryLengths != nil {
 				graphtest.Let(t, g.QueryLengths, graphtest.LengthsOf(tensor.Int32, p.Queries))
 			}
+			if g.Seed != nil {
+				if err := G.Let(g.Seed, p.Shape.Seed); err != nil {
+					t.Fatal(err)
+				}
+			}
 			var bits [][]uint64
 			for again := range 2 {
 				graphtest.Again(t, vm)
@@ -131,6 +140,7 @@ func TestGPUGradients(t *testing.T) {
 					}
 				}
 			}
+			p.Check(t, forward, graphtest.Download(t, g.OutValue), nil)
 			j := -1
 			for _, x := range []struct {
 				of          *tensor.Dense

@@ -94,7 +94,7 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if op.invariant {
 		return errs.Errorf(name, ErrUnsupported, "gradient with batch invariance")
 	}
-	// A q of 16 bits is on a GPU, if not in a run that is refused.
+	// A q of 16 bits is for GPUs alone, which have gradients with other options.
 	kv, _ := operand.StorageType(op.query)
 	there := attention.CanBackward(name, gradientProblem(&op.problem, &op.config), kv) == nil
 	if err := gradient.Can(op.mask, op.score); err != nil && !there {
@@ -514,7 +514,7 @@ func gradientProblem(p *problem, c *config) *attn.Gradient {
 }
 
 // setLengths sets the lengths of s, if there are some.
-func (op *gradOp) setLengths(name string, s *attn.Gradient, t *tensors) (err error) {
+func (op *problem) setLengths(name string, s *attn.Gradient, t *tensors) (err error) {
 	for _, x := range [...]struct {
 		of       role
 		capacity int

@@ -45,7 +45,7 @@ import (
 //     output is there. Lengths are in host memory.
 //   - Machines: the tape machine, any number of runs; the lisp machine, one run.
 //   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
-//     element type. On the tape machine also on a GPU: of Float16 or BFloat16 alone, without [WithVariant] and [WithDropout], with head
+//     element type. On the tape machine also on a GPU: of Float16 or BFloat16 alone, without [WithVariant], with head
 //     dims up to 128 that are multiples of 8 and dv = d; there also with [WithSinkTokens]. Others, and second derivatives, are [ErrUnsupported]. The backward pass computes the weights again from the
 //     log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4), so no memory grows with Nq*Nk. Gradients of keys
 //     and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
@@ -413,7 +413,12 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 	if c.score.Bias.Scale = op.score.Bias.Scale; c.score != op.score {
 		return nil, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape)
 	}
-	there, lse, err := op.doDevice(name, r, gpu, in[:3], further, nil)
+	var there, lse *ongpu.Tensor
+	if c.score.Dropout != 0 {
+		there, lse, err = op.dropOnGPU(name, gpu, in, further)
+	} else {
+		there, lse, err = op.doDevice(name, r, gpu, in[:3], further, nil)
+	}
 	if err != nil {
 		return nil, err
 	}

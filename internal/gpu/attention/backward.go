@@ -43,7 +43,7 @@ const (
 )
 
 // canBackward lists what the kernels support. Workers do not change gradients.
-var canBackward = attn.Can{Name: "gradients on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
+var canBackward = attn.Can{Name: "gradients and dropout on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
 
 // shared returns the bytes of shared memory.
 func (k *backwardKernel) shared() int {
@@ -159,16 +159,12 @@ func (b *Backward) load() (err error) {
 	e := b.engine
 	e.loading.Lock()
 	defer e.loading.Unlock()
-	unit := backwardUnit
 	if b.kernel.scored {
-		unit = backwardScoredUnit
+		return b.loadScored()
 	}
-	m, err := gpu.Module(e.dev, unit)
+	m, err := gpu.Module(e.dev, backwardUnit)
 	if err != nil {
 		return err
-	}
-	if b.kernel.scored {
-		return b.loadScored(m)
 	}
 	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_rows_%s_%d", gpu.Name(b.kv), b.kernel.rows)); err != nil {
 		return err
@@ -234,15 +230,10 @@ func (b *Backward) check(o *BackwardOperands) error {
 	return o.Workspace.Check(op, "the workspace", int(b.bytes), 1)
 }
 
-// Run queues the gradients, after the table has been copied to the workspace. The bits are the same on every run.
-func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
-	if err := b.check(o); err != nil {
-		return err
-	}
-	s, k, w := &b.shape, b.kernel, &o.Workspace
+// problem returns the parameters without operands.
+func (b *Backward) problem(w *gpu.Bytes) backwardParams {
+	s := &b.shape
 	p := backwardParams{
-		q: o.Q.Address(), k: o.K.Address(), v: o.V.AddressOr0(), out: o.Out.AddressOr0(), outGrad: o.DOut.AddressOr0(),
-		lse: o.LSE.Address(), lseGrad: o.DLSE.AddressOr0(), dq: o.DQ.Address(), dk: o.DK.Address(), dv: o.DV.AddressOr0(),
 		lengths: w.Address(), counters: w.Address() + uint64(b.counters), rows: w.Address() + uint64(b.rows), sums: w.Address() + uint64(b.sums),
 		batch: int32(s.Batch), kvHeads: int32(s.KVHeads), group: int32(s.Group()), queries: int32(s.Queries), keys: int32(s.Keys),
 		dim: int32(s.Dim), blocks: int32(b.blocks), scale: float32(s.Scale),
@@ -250,6 +241,18 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	if s.Causal {
 		p.causal = 1
 	}
+	return p
+}
+
+// Run queues the gradients, after the table has been copied to the workspace. The bits are the same on every run.
+func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
+	if err := b.check(o); err != nil {
+		return err
+	}
+	s, k, w := &b.shape, b.kernel, &o.Workspace
+	p := b.problem(w)
+	p.q, p.k, p.v, p.out, p.outGrad = o.Q.Address(), o.K.Address(), o.V.AddressOr0(), o.Out.AddressOr0(), o.DOut.AddressOr0()
+	p.lse, p.lseGrad, p.dq, p.dk, p.dv = o.LSE.Address(), o.DLSE.AddressOr0(), o.DQ.Address(), o.DK.Address(), o.DV.AddressOr0()
 	if err := stream.Set(w.Buffer, w.Offset+b.counters, 0, b.rows-b.counters); err != nil {
 		return err
 	}

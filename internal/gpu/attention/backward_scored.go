@@ -36,7 +36,11 @@ type backwardScoredParams struct {
 }
 
 // loadScored loads the kernels with scores.
-func (b *Backward) loadScored(m *cuda.Module) (err error) {
+func (b *Backward) loadScored() error {
+	m, err := gpu.Module(b.engine.dev, backwardScoredUnit)
+	if err != nil {
+		return err
+	}
 	e, element := b.engine, gpu.Name(b.kv)
 	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_scored_rows_%s_%d", element, b.kernel.rows)); err != nil {
 		return err
@@ -141,6 +145,87 @@ func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 		all = append(all, backwardLaunch{b.sinksFunction, cuda.Grid{Blocks: [3]int{s.Heads}, Threads: [3]int{backwardRowsThreads}}})
 	}
 	return all
+}
+
+// Attention with dropout itself (kernels/attn_dropout.cuh).
+
+const dropoutUnit = "dropout"
+
+const dropoutRows, dropoutKeys = 128, 64 // of a thread block, and of a step
+
+// dropoutParams is struct DropoutParams.
+type dropoutParams struct {
+	backwardParams
+	score backwardScores
+	out   uint64
+	lse   uint64 // 0: not wanted
+}
+
+// DropoutOperands is the memory of attention with dropout, in the layout of [attn.Gradient]. LSE is optional.
+type DropoutOperands struct {
+	Q, K, V, Bias, Sinks, Out, LSE gpu.Memory
+	Workspace                      gpu.Bytes // begins with Table, which is all that is used
+	Seed                           int64
+}
+
+func (b *Backward) dropoutFunction(dim int) (*cuda.Function, error) {
+	e := b.engine
+	e.loading.Lock()
+	defer e.loading.Unlock()
+	m, err := gpu.Module(e.dev, dropoutUnit)
+	if err != nil {
+		return nil, err
+	}
+	return gpu.WithShared(m, &e.info, fmt.Sprintf("dropout_%s_%d", gpu.Name(b.kv), dim))
+}
+
+// Forward queues the attention, with dropout or without, after the table has been copied to the workspace.
+func (b *Backward) Forward(stream *cuda.Stream, o *DropoutOperands) error {
+	const op = "attention with dropout"
+	s, table := &b.shape, b.Table()
+	for _, x := range []struct {
+		name        string
+		of          *gpu.Memory
+		heads, rows int
+	}{{"q", &o.Q, s.Heads, s.Queries}, {"k", &o.K, s.KVHeads, s.Keys}, {"v", &o.V, s.KVHeads, s.Keys}, {"out", &o.Out, s.Heads, s.Queries}} {
+		if x.of.DType != b.kv {
+			return gpu.Errorf(op, attn.ErrDType, "%s is %v; it must be %v", x.name, x.of.DType, b.kv)
+		}
+		if err := x.of.Check(op, x.name, attn.Product(s.Batch, x.heads, x.rows, s.Dim)); err != nil {
+			return err
+		}
+	}
+	if err := o.LSE.CheckOptional(op, "lse", attn.Product(s.Batch, s.Heads, s.Queries)); err != nil {
+		return err
+	}
+	of := BackwardOperands{Bias: o.Bias, Sinks: o.Sinks, DOut: o.Out, Workspace: o.Workspace, Seed: o.Seed}
+	if err := b.checkScores(op, &of); err != nil {
+		return err
+	}
+	if err := o.Workspace.Check(op, "the workspace", len(table), 1); err != nil {
+		return err
+	}
+	dim := 64
+	if s.Dim > dim {
+		dim = 128
+	}
+	f, err := b.dropoutFunction(dim)
+	if err != nil {
+		return err
+	}
+	blocks := attn.Ceil(s.Queries, dropoutRows)
+	p := dropoutParams{backwardParams: b.problem(&o.Workspace), score: b.scores(&of), out: o.Out.Address(), lse: o.LSE.AddressOr0()}
+	p.q, p.k, p.v, p.blocks = o.Q.Address(), o.K.Address(), o.V.Address(), int32(blocks)
+	var args cuda.Args
+	cuda.Struct(&args, &p)
+	args.Hold(o.Workspace.Buffer)
+	for _, m := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Bias, &o.Sinks, &o.Out, &o.LSE} {
+		if m.Buffer != nil {
+			args.Hold(m.Buffer)
+		}
+	}
+	shared := dropoutRows*dim*2 + 4*dropoutKeys*dim*2
+	return f.Launch(stream, cuda.Grid{Blocks: [3]int{blocks * s.Batch * s.Heads}, Threads: [3]int{backwardRowsThreads}, Shared: shared}, &args)
 }
 
 // canScores returns an error for numbers that kernels with scores do not take.

@@ -22,6 +22,7 @@ type backwardCase struct {
 	kv    attn.DType
 	ops   BackwardOperands
 	want  *reftest.Gradients
+	out   *reftest.Result
 	tail  gpu.Memory // behind the workspace
 }
 
@@ -61,7 +62,7 @@ func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in 
 		return x
 	}
 	dO, dLSE := noisy(of.out, len(forward.O), format), noisy(of.lse, len(forward.LSE), reftest.Float32)
-	b.want = c.Backward(p, forward, dO, dLSE)
+	b.want, b.out = c.Backward(p, forward, dO, dLSE), forward
 	put := func(x []float64, d attn.DType) gpu.Memory {
 		memory := make([]byte, len(x)*d.Size())
 		for i, v := range x {
@@ -282,6 +283,12 @@ func testBackwardScores(t *testing.T, m *machine, n, work, longest int) {
 		}
 		m.testBackwardCase(t, rng, s, gpu.Halves[rng.IntN(2)])
 	}
+	// Kept weights of float16 have the factor 1000.
+	few := reftest.Shape{Heads: 8, KVHeads: 8, Dim: 64, ValueDim: 64, Queries: []int{300}, Keys: []int{2}, Dropout: .999, Seed: rng.Int64() | 1}
+	b := m.newBackward(t, rng, few, reftest.Normal, attn.Float16, costs{out: true}, 1)
+	m.runBackward(t, b)
+	b.check(t)
+	b.close(t)
 }
 
 // testBackwardCase runs a shape twice, with random numbers.
@@ -294,10 +301,61 @@ func (m *machine) testBackwardCase(t *testing.T, rng *rand.Rand, s reftest.Shape
 	if b.check(t); t.Failed() {
 		t.Fatalf("%v inputs, %+v", in, of)
 	}
+	if of.out {
+		m.testDropout(t, b)
+	}
 	if again := m.runBackward(t, b); !bytes.Equal(again, first) {
 		t.Fatalf("%v: other bits in the second run", b)
 	}
 	b.close(t)
+}
+
+// testDropout runs the attention itself, with its dropout if there is one.
+func (m *machine) testDropout(t *testing.T, b *backwardCase) {
+	t.Helper()
+	w, err := m.engine.NewBackward(&b.shape, b.kv)
+	noError(t, err)
+	s, of := &b.shape, &b.ops
+	o := DropoutOperands{Q: of.Q, K: of.K, V: of.V, Bias: of.Bias, Sinks: of.Sinks, Seed: of.Seed}
+	o.Out, o.LSE = gpu.Memory{DType: b.kv, Len: of.Q.Len}, gpu.Memory{DType: attn.Float32, Len: of.LSE.Len}
+	m.Poison(t, &o.Out)
+	m.Poison(t, &o.LSE)
+	table := m.Put(t, w.Table(), attn.Float16)
+	o.Workspace = gpu.Bytes{Buffer: table.Buffer, Offset: table.Offset}
+	noError(t, w.Forward(m.Stream, &o))
+	m.Settle(t)
+	out, lse := enginetest.Read(t, &o.Out), enginetest.Read(t, &o.LSE)
+	var gotO, gotLSE []float64
+	for seq, live := range b.Queries {
+		for pos := range s.Queries {
+			for h := range s.Heads {
+				at := (seq*s.Heads+h)*s.Queries + pos
+				logs := enginetest.Get(lse, at, attn.Float32)
+				if pos < live {
+					gotLSE = append(gotLSE, logs)
+				} else if want := b.Sink(h); logs != want {
+					t.Fatalf("%v: lse of sequence %d at %d, beyond its length, is %v", b, seq, pos, logs)
+				}
+				for c := range s.Dim {
+					v := enginetest.Get(out, at*s.Dim+c, b.kv)
+					if pos < live {
+						gotO = append(gotO, v)
+					} else if v != 0 {
+						t.Fatalf("%v: out of sequence %d at %d, beyond its length, is %v", b, seq, pos, v)
+					}
+				}
+			}
+		}
+	}
+	if err := reftest.Compare(gotO, b.out.O, b.out.OBound, len(gotLSE)/s.Heads, s.Heads, s.Dim); err != nil {
+		t.Fatalf("%v: out: %v", b, err)
+	}
+	if err := reftest.Compare(gotLSE, b.out.LSE, b.out.LSEBound, len(gotLSE)/s.Heads, s.Heads, 1); err != nil {
+		t.Fatalf("%v: lse: %v", b, err)
+	}
+	for _, x := range []*gpu.Memory{&o.Out, &o.LSE, &table} {
+		noError(t, x.Buffer.Close())
+	}
 }
 
 // testBackward runs random problems.
@@ -330,7 +388,7 @@ func testBackwardScoresBits(t *testing.T, m *machine, runs, tokens int) {
 			s.Bias.X[j] = rng.NormFloat64()
 		}
 		s.Dropout, s.Seed = .2, rng.Int64()|1
-		m.testBackwardRuns(t, rng, s, gpu.Halves[i], runs)
+		m.testBackwardRuns(t, rng, s, gpu.Halves[1-i], runs)
 	}
 }
 

@@ -46,6 +46,7 @@
 //
 //   - Operands: float16 or bfloat16, of one type. Head dims: multiples of 8 up to 128.
 //   - Everything that forward kernels have but trees, batch invariance and variants; and dropout. Other features are errors.
+//   - Attention with dropout has the same operands ([Backward.Forward]).
 //
 // # A plan's table
 //

@@ -153,6 +153,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_backward.cuh", "BackwardParams", backwardParams{}},
 		{"kernels/attn_backward_variant.cuh", "BackwardScores", backwardScores{}},
 		{"kernels/attn_backward_variant.cuh", "BackwardScoredParams", backwardScoredParams{}},
+		{"kernels/attn_dropout.cuh", "DropoutParams", dropoutParams{}},
 		{"kernels/attn_narrow.cuh", "NarrowParams", narrowScales{}},
 		{"kernels/attn_narrow.cuh", "NarrowLaunchParams", narrowParams{}},
 		{"kernels/attn_narrow_append.cuh", "NarrowAppendParams", narrowAppend{}},

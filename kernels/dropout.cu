@@ -1,0 +1,13 @@
+// Entry points of attention with dropout: dropout_<element>_<head dim>, for head dims up to that one.
+//
+// Needed by: training: attention with dropout on a GPU.
+#include "attn_dropout.cuh"
+
+// Thread blocks on a multiprocessor: with heads of 64 they share it.
+#define DROPOUT(name, T, D, TOGETHER) \
+  extern "C" __global__ void __launch_bounds__(256, TOGETHER) name(const __grid_constant__ DropoutParams p) { Dropout<T, D>::run(p.p); }
+
+DROPOUT(dropout_f16_64, AsF16, 64, 2)
+DROPOUT(dropout_f16_128, AsF16, 128, 1)
+DROPOUT(dropout_bf16_64, AsBF16, 64, 2)
+DROPOUT(dropout_bf16_128, AsBF16, 128, 1)
