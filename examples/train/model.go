@@ -2,17 +2,17 @@ package main
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 
+	G "gorgonia.org/gorgonia"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/rewrite"
-
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -20,16 +20,14 @@ import (
 var text string
 
 // letters are the characters of the text, and vocabulary has each of them once: a token is an index of it.
-var (
-	letters    = []rune(text)
-	vocabulary = slices.Compact(slices.Sorted(slices.Values(letters)))
-)
+var letters, vocabulary = []rune(text), slices.Compact(slices.Sorted(slices.Values([]rune(text))))
 
 // kind is how a model is computed.
 type kind struct {
 	attend func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error) // la.Attention, or la.Default
 	half   bool                                                      // attention in float16: on a GPU its gradients have 16 bits
 	gpu    *device.GPU                                               // nil: in host memory
+	from   []byte                                                    // the end of an earlier course; nil: none
 }
 
 // size is the size of a model and of its batches.
@@ -46,11 +44,12 @@ type model struct {
 	size
 	graph   *G.ExprGraph
 	weights G.Nodes
-	rows    [2][]int32 // of each row of a batch: its character, and the next one
+	rows    [3][]int32 // of each row of a batch: its character, the next one, and its position in its sequence
+	scale   []float32  // of each row's loss
 	loss    *G.Node    // of each row, in host memory
 	machine G.VM
-	solver  G.Solver
-	rng     *rand.Rand
+	solver  *nn.AdamW
+	source  *rand.PCG
 }
 
 func newModel(k kind, s size, seed uint64) (m *model, err error) {
@@ -60,21 +59,15 @@ func newModel(k kind, s size, seed uint64) (m *model, err error) {
 		}
 	}()
 	rows := s.batch * s.context
-	m = &model{kind: k, size: s, graph: G.NewGraph(), rng: rand.New(rand.NewPCG(seed, 0))}
-	// The gradient is that of the sum over rows, since 16 bits have no numbers as small as those of the mean. AdamW divides by the
-	// gradient's size. So Epsilon is rows times as large, and the steps are the same.
-	m.solver = &nn.AdamW{Rate: 0.003, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8 * float64(rows)}
-	places := make([]int32, rows) // of each row: its position in its sequence
-	for i := range places {
-		places[i] = int32(i % s.context)
-	}
-	m.rows = [2][]int32{make([]int32, rows), make([]int32, rows)}
-	x := G.Must(nn.Embedding(m.random("positions", 0.1, s.context, s.dim), m.data("places", places), nil))
+	m = &model{kind: k, size: s, graph: G.NewGraph(), scale: make([]float32, rows), source: rand.NewPCG(seed, 0)}
+	m.rows = [3][]int32{make([]int32, rows), make([]int32, rows), make([]int32, rows)}
+	// The gradient is that of Scale times the sum over rows, since 16 bits have no numbers as small as those of the mean.
+	m.solver = &nn.AdamW{Rate: 0.003, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Rows: rows, Scale: 256, Grow: 1000}
+	x := G.Must(nn.Embedding(m.random("positions", 0.1, s.context, s.dim), m.data("places", m.rows[2]), nil))
 	x = G.Must(nn.Embedding(m.random("characters", 1/math.Sqrt(float64(len(vocabulary))), len(vocabulary), s.dim), m.data("seen", m.rows[0]), x))
 
-	wq, wk, wv := m.matrix("query", s.dim, s.dim), m.matrix("key", s.dim, s.dim), m.matrix("value", s.dim, s.dim)
 	gamma, beta := m.norm("norm1")
-	qkv, err := nn.Linears(x, []*G.Node{wq, wk, wv}, nil, nn.WithNorm(gamma, beta, eps))
+	qkv, err := nn.Linears(x, G.Nodes{m.matrix("query", s.dim, s.dim), m.matrix("key", s.dim, s.dim), m.matrix("value", s.dim, s.dim)}, nil, nn.WithNorm(gamma, beta, 1e-5))
 	if err != nil {
 		return nil, err
 	}
@@ -92,29 +85,18 @@ func newModel(k kind, s size, seed uint64) (m *model, err error) {
 	x = G.Must(nn.Linear(y, m.matrix("output", s.dim, s.dim), nil, nn.WithResidual(x)))
 
 	gamma, beta = m.norm("norm2")
-	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, nn.WithNorm(gamma, beta, eps), nn.WithActivation(nn.GELU)))
+	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, nn.WithNorm(gamma, beta, 1e-5), nn.WithActivation(nn.GELU)))
 	x = G.Must(nn.Linear(y, m.matrix("down", s.hidden, s.dim), nil, nn.WithResidual(x)))
-
 	gamma, beta = m.norm("norm3")
-	x = G.Must(nn.LayerNorm(x, gamma, beta, eps))
-	m.loss = G.Must(nn.CrossEntropy(x, m.matrix("letters", s.dim, len(vocabulary)), nil, m.data("next", m.rows[1])))
-	if _, err := nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{m.data("ones", slices.Repeat([]float32{1}, rows))}, m.weights); err != nil {
-		return nil, err
-	}
-	if err := rewrite.Check(m.graph); err != nil {
-		return nil, err
-	}
-	var opts []G.VMOpt
-	if k.gpu == nil { // on a GPU, a gradient stays until the graph runs again
-		opts = append(opts, G.BindDualValues(m.weights...))
-	} else {
-		m.loss = G.Must(device.ToHost(m.loss))
+	m.loss = G.Must(nn.CrossEntropy(G.Must(nn.LayerNorm(x, gamma, beta, 1e-5)), m.matrix("letters", s.dim, len(vocabulary)), nil, m.data("next", m.rows[1])))
+	_, err = nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{m.data("scale", m.scale)}, m.weights)
+	opts := []G.VMOpt{G.BindDualValues(m.weights...)}
+	if k.gpu != nil { // a gradient stays until the graph runs again
+		opts, m.loss = nil, G.Must(device.ToHost(m.loss))
 	}
 	m.machine = G.NewTapeMachine(m.graph, opts...)
-	return m, nil
+	return m, errors.Join(err, rewrite.Check(m.graph))
 }
-
-const eps = 1e-5 // of norms
 
 // matrix is the weight (out, in) of a linear layer.
 func (m *model) matrix(name string, in, out int) *G.Node {
@@ -130,7 +112,7 @@ func (m *model) norm(name string) (gamma, beta *G.Node) {
 func (m *model) random(name string, deviation float64, shape ...int) *G.Node {
 	x := make([]float32, tensor.Shape(shape).TotalSize())
 	for i := range x {
-		x[i] = float32(m.rng.NormFloat64() * deviation)
+		x[i] = float32(rand.New(m.source).NormFloat64() * deviation)
 	}
 	return m.weight(name, x, shape...)
 }
@@ -163,14 +145,16 @@ func (m *model) data(name string, x any) *G.Node {
 
 // step trains the model on random pieces of the text, and returns the loss before.
 func (m *model) step() (float64, error) {
-	from := 0
-	for row := range m.rows[0] {
-		if row%m.context == 0 {
-			from = m.rng.IntN(len(letters))
+	from, rng := 0, rand.New(m.source)
+	for row := range m.scale {
+		at := row % m.context
+		if at == 0 {
+			from = rng.IntN(len(letters))
 		}
-		for i := range m.rows {
-			m.rows[i][row] = int32(slices.Index(vocabulary, letters[(from+row%m.context+i)%len(letters)]))
+		for i := range 2 {
+			m.rows[i][row] = int32(slices.Index(vocabulary, letters[(from+at+i)%len(letters)]))
 		}
+		m.rows[2][row], m.scale[row] = int32(at), float32(m.solver.Scale)
 	}
 	m.machine.Reset()
 	if err := la.Cause(m.machine.RunAll()); err != nil {

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +94,76 @@ func TestSeed(t *testing.T) {
 	}
 }
 
+// resumes checks that a course in two parts has the losses and the end of one without a break.
+func resumes(t *testing.T, k kind, s size) {
+	t.Helper()
+	want, err := train(k, s, 3, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := train(k, s, 1, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.from = first.end.Bytes()
+	second, err := train(k, s, 2, 8) // another seed, which -resume replaces
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := slices.Concat(first.losses, second.losses); !slices.Equal(got, want.losses) || !bytes.Equal(second.end.Bytes(), want.end.Bytes()) {
+		t.Errorf("losses %v, without a break %v", got, want.losses)
+	}
+}
+
+// TestResume: a course goes on from a file to the bit, and a file that is missing or damaged is an error.
+func TestResume(t *testing.T) {
+	short(t)
+	contexts = nil
+	resumes(t, kind{attend: la.Attention}, trained)
+	file := func(name string) string { return filepath.Join(t.TempDir(), name) }
+	losses := func(steps int, resume, save string) (all []string) {
+		var out bytes.Buffer
+		if err := run(steps, 3, false, resume, save, &out); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out.String()) {
+			if fields := strings.Fields(line); len(fields) == 3 && fields[0] != "step" && fields[0] != "context" {
+				all = append(all, fields[2])
+			}
+		}
+		return all
+	}
+	saved, end, whole := file("saved"), file("end"), file("whole")
+	losses(20, os.DevNull, saved)
+	got, want := losses(1, saved, end), losses(21, os.DevNull, whole)
+	if len(got) != 1 || got[0] != want[len(want)-1] {
+		t.Errorf("losses %v, without a break %v", got, want)
+	}
+	var data [3][]byte
+	for i, name := range []string{end, whole, saved} {
+		var err error
+		if data[i], err = os.ReadFile(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(data[0], data[1]) || bytes.Equal(data[0], data[2]) {
+		t.Error("the file of a course in two parts differs")
+	}
+	data[2][len(data[2])/2]++
+	for _, bad := range [][]byte{data[0][:len(data[0])-1], data[2], []byte("x")} {
+		name := file("bad")
+		if err := os.WriteFile(name, bad, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(1, 3, false, name, os.DevNull, io.Discard); err == nil {
+			t.Errorf("a file of %d bytes is no error", len(bad))
+		}
+	}
+	if err := run(1, 3, false, file("none"), os.DevNull, io.Discard); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
 // TestGPUTrain: on a GPU, the model has the losses of host memory but for the 16 bits of attention, and the same bits in a second course.
 // With a sum of products for attention, all is float32.
 func TestGPUTrain(t *testing.T) {
@@ -136,8 +208,9 @@ func TestGPUTrain(t *testing.T) {
 			t.Errorf("%s: losses %v, in host memory %v", c.name, courses[0].losses, want.losses)
 		}
 	}
+	resumes(t, kind{attend: products, gpu: gpu}, onGPU)
 	var out bytes.Buffer
-	if err := run(2, 1, true, &out); err != nil {
+	if err := run(2, 1, true, os.DevNull, os.DevNull, &out); err != nil {
 		t.Fatal(err)
 	}
 	if got := out.String(); !strings.Contains(got, "cpu       gpu\n     1 ") || !strings.Contains(got, "the losses differ by ") || strings.Contains(got, "NaN") {
@@ -149,7 +222,7 @@ func TestGPUTrain(t *testing.T) {
 func TestCommand(t *testing.T) {
 	short(t)
 	var out bytes.Buffer
-	if err := run(13, 1, false, &out); err != nil {
+	if err := run(13, 1, false, os.DevNull, os.DevNull, &out); err != nil {
 		t.Fatal(err)
 	}
 	var first []string
