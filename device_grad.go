@@ -154,8 +154,15 @@ func withTable(name, what string, g *ongpu.GPU, table []byte, size int64, in []G
 	return nil
 }
 
-// dropOnGPU is doDevice of an attention with dropout. Gradients compute the dropped weights again from the seed.
-func (op *attentionOp) dropOnGPU(name string, g *ongpu.GPU, in []G.Value, further furtherThere) (out, lse *ongpu.Tensor, err error) {
+// dropOnGPU is doDevice of an attention with dropout, for lengths in r. Gradients compute the dropped weights again from the seed.
+func (op *attentionOp) dropOnGPU(name string, r *denseRun, g *ongpu.GPU, in []G.Value, further furtherThere) (out, lse *ongpu.Tensor, err error) {
+	whole := op.geometry(&op.config)
+	if err := attention.CanForward(name, &whole); err != nil {
+		return nil, nil, errs.Errorf(name, ErrUnsupported, "on %v: %v", g, err)
+	}
+	if err := r.checkAligned(name, &op.problem, &op.config); err != nil {
+		return nil, nil, err
+	}
 	s := gradientProblem(&op.problem, &op.config)
 	if _, err := g.Backward(name, s, op.query); err != nil {
 		return nil, nil, err

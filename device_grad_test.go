@@ -240,6 +240,43 @@ func testGradientsThereRefused(t *testing.T, gpu *device.GPU) {
 	}
 }
 
+// What attention with dropout on a GPU does not have is an error that names the option.
+func TestGPUDropoutRefused(t *testing.T) {
+	gpu := devicetest.Open(t)
+	rng := reftest.Rand(t)
+	shape := causal(dense(2, 1, 64, 64, 3, 9, 2))
+	shape.Dropout, shape.Seed = .5, 3
+	for _, c := range []struct {
+		text   string
+		is     error
+		dtype  tensor.Dtype
+		option la.Option
+	}{
+		{"it takes [float16 bfloat16]", la.ErrUnsupported, tensor.Float32, la.WithQueriesAtEnd()},
+		{"unfused attention", la.ErrUnsupported, la.Float16, la.WithSchedule(la.Unfused)},
+		{"LeanTiles of 64 tokens", la.ErrUnsupported, la.Float16, la.WithTileTokens(64)},
+		{"aligned to the end of the keys", la.ErrLength, la.Float16, la.WithScale(1)},
+	} {
+		p := graphtest.NewProblem(rng, shape, graphtest.Spec{QueryType: c.dtype})
+		g := p.Graph()
+		lengths := graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))
+		out, err := la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithDropout(.5, g.Seed), la.WithLengths(lengths), c.option)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, x := range map[*G.Node]*tensor.Dense{g.Q: p.InQ, g.K: p.InK, g.V: p.InV} {
+			graphtest.Let(t, n, graphtest.Upload(t, gpu, x))
+		}
+		vm := G.NewTapeMachine(g.G)
+		if err := la.Cause(vm.RunAll()); !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.text) {
+			t.Errorf("%s: %v, of %v", c.text, err, out)
+		}
+		if err := vm.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A q of 16 bits is for GPUs alone.
 func TestSixteenBitQueriesInHostMemory(t *testing.T) {
 	p := graphtest.NewProblem(reftest.Rand(t), dense(2, 1, 64, 64, 3, 9), graphtest.Spec{QueryType: la.BFloat16})

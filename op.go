@@ -415,7 +415,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 	}
 	var there, lse *ongpu.Tensor
 	if c.score.Dropout != 0 {
-		there, lse, err = op.dropOnGPU(name, gpu, in, further)
+		there, lse, err = op.dropOnGPU(name, r, gpu, in, further)
 	} else {
 		there, lse, err = op.doDevice(name, r, gpu, in[:3], further, nil)
 	}

@@ -168,6 +168,9 @@ type DropoutOperands struct {
 	Seed                           int64
 }
 
+// CanForward returns an error if [Backward.Forward] does not compute p: it has a schedule of its own.
+func CanForward(op string, p *attn.Problem) error { return canBackward.Do(op, p) }
+
 func (b *Backward) dropoutFunction(dim int) (*cuda.Function, error) {
 	e := b.engine
 	e.loading.Lock()
