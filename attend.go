@@ -35,6 +35,11 @@ type Args struct {
 	Out G.Value
 	// LSE, if not nil, is (batch, heads, Nq), of Q's element type. It receives the log-sum-exp of each query ([LogSumExp]).
 	LSE G.Value
+	// Mass, if not nil, is (batch, heads, Nq, n), of Q's element type, with n = ceil(Nk/t) for the t of [WithTileTokens]. It
+	// receives the attention mass of each query: the sums of its weights p_j over the keys [i*t, (i+1)*t), for i from 0 to n-1.
+	// Sinks have the rest of the weights. Small LeanTiles cost time. Host memory only. [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance],
+	// an Unnormalised [Variant], Parents and Segments are [ErrUnsupported] then.
+	Mass G.Value
 	// Lengths, if not nil, has the number of live keys of each sequence ([WithLengths]).
 	Lengths []int
 	// QueryLengths, if not nil, has the number of queries of each sequence ([WithQueryLengths]).
@@ -120,6 +125,9 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	values = values[:len(values)-2*len(a.Segments)]
+	if gpu != nil && a.Mass != nil {
+		return errs.Errorf(op, ErrUnsupported, "Args.Mass, on %v: tensors in host memory have it", gpu)
+	}
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
@@ -166,6 +174,11 @@ func Attend(a Args, opts ...Option) (err error) {
 			return err
 		}
 	}
+	if a.Mass != nil {
+		if err := c.checkMass(op, &t, &p, &a); err != nil {
+			return err
+		}
+	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
 	if err := r.setLengths(op, &p, &c, &a); err != nil {
@@ -180,6 +193,26 @@ func Attend(a Args, opts ...Option) (err error) {
 		return r.attendSegments(op, &p, &c, &t, a.Segments)
 	}
 	return r.attend(op, &p, &c, &t)
+}
+
+// checkMass checks Args.Mass, and makes it a tensor of the run.
+func (c *config) checkMass(op string, t *tensors, p *problem, a *Args) (err error) {
+	switch {
+	case c.tileTokens == 0:
+		return errs.Errorf(op, ErrOption, "Args.Mass without WithTileTokens, which says how many keys are summed")
+	case len(a.Segments) > 0:
+		return errs.Errorf(op, ErrUnsupported, "Args.Mass with %d segments", len(a.Segments))
+	case a.Parents != nil:
+		return errs.Errorf(op, ErrUnsupported, "Args.Mass with Parents")
+	}
+	g := p.geometry(c)
+	if err := attention.CanWeigh(op, &g); err != nil {
+		return errs.Errorf(op, ErrUnsupported, "Args.Mass: %v", err)
+	}
+	if t[roleMass], err = ongpu.Dense(op, roleMass.String(), a.Mass); err != nil {
+		return err
+	}
+	return checkResult(op, roleMass, t, p, attn.Ceil(p.keys, c.tileTokens))
 }
 
 func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %s", i, what) }
@@ -500,6 +533,9 @@ func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], s
 	}
 	if lse := t[roleLSE]; lse != nil {
 		o.LSE = dense.Backing[F](lse)
+	}
+	if mass := t[roleMass]; mass != nil {
+		o.Mass, o.Tiles = dense.Backing[F](mass), mass.Shape()[mass.Dims()-1]
 	}
 	o.Tensors = ofVariant
 	err := attention.Run(cpu.Default(), plan, o)

@@ -52,6 +52,9 @@ func testVariantThere(t *testing.T, gpu *device.GPU, c *variantCase) {
 	if err := c.check(graphtest.Download(t, out), false); err != nil {
 		t.Fatalf("Attend: %v", err)
 	}
+	args.Mass = args.Out
+	wantError(t, la.Attend(args, c.option(nil)), la.ErrUnsupported, "Attend", "Args.Mass, on")
+	args.Mass = nil
 	result, err := la.Attention(node("q", c.q), node("k", c.k), node("v", c.v), c.option(nodes))
 	if err != nil {
 		t.Fatal(err)

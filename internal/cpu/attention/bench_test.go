@@ -303,3 +303,44 @@ func BenchmarkVariants(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkMass compares attention with and without attention mass, alternating, on one thread: the ratio of the minima, which counts on a
+// shared machine.
+func BenchmarkMass(b *testing.B) {
+	for _, c := range []struct{ queries, keys, dim, tile int }{
+		{1, 32768, 64, 256}, {1, 32768, 128, 256}, {1, 32768, 128, 64}, {1, 32768, 64, 1024}, {1, 32768, 128, 512}, {1, 32768, 128, 1024}, {1, 1024, 64, 256}, {1, 1024, 128, 64}, {256, 256, 64, 64}, {512, 512, 128, 256},
+	} {
+		b.Run(fmt.Sprintf("queries=%d/keys=%d/d%d/tile=%d", c.queries, c.keys, c.dim, c.tile), func(b *testing.B) {
+			var e cpu.Engine
+			defer e.Close()
+			best := [2]float64{math.Inf(1), math.Inf(1)}
+			var plans [2]Plan
+			var of [2]*Operands[float32]
+			for i := range plans {
+				g, seqs, o := setUp[float32](benchmark{dtype: attn.Float32, seqs: 1, heads: 1, kvHeads: 1, queries: c.queries, keys: c.keys, dim: c.dim, workers: 1})
+				if g.LSE = (attn.Strides{Row: 1, Head: 1}); i == 1 {
+					g.TileTokens, o.Tiles = c.tile, attn.Ceil(c.keys, c.tile)
+					o.Mass = make([]float32, c.queries*o.Tiles)
+				}
+				of[i] = o
+				if err := plans[i].Build(g, seqs); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				for range 50 {
+					for i := range plans {
+						began := time.Now()
+						if err := Run(&e, &plans[i], of[i]); err != nil {
+							b.Fatal(err)
+						}
+						best[i] = min(best[i], time.Since(began).Seconds())
+					}
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(best[1]/best[0], "best-times")
+			b.ReportMetric(1e6*best[0], "us")
+		})
+	}
+}

@@ -23,8 +23,9 @@ type spares[F cpu.Real] struct {
 //   - Bias is the Problem's bias, nil without one.
 //   - Sinks has a sink for each query head, if the Problem has Sinks.
 //   - Tensors are those of the Problem's Variant, in its order.
+//   - Mass, if not nil, has Tiles numbers for each log-sum-exp, in the same layout: the sums of weights by LeanTiles.
 //
-// Out and LSE must not overlap the other buffers.
+// Out, LSE and Mass must not overlap the other buffers.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	Pages       attn.Memory[cpu.Buffer]
@@ -32,6 +33,8 @@ type Operands[F lean.Float] struct {
 	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
 	Sinks       []F
 	Tensors     []variant.Tensor
+	Mass        []F
+	Tiles       int
 }
 
 // Sink returns the attention sink of a query head, or -Inf. It is the log-sum-exp of a row without visible keys.
@@ -61,6 +64,9 @@ func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	if err := check(p, o); err != nil {
 		return err
 	}
+	if err := checkMass("run", p, o); err != nil {
+		return err
+	}
 	if p.shares {
 		return runPrefixes(e, p, o)
 	}
@@ -70,6 +76,7 @@ func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 // runOwn is run without prefixes, on checked operands.
 func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	writeMasked(p, o)
+	clearMass(p, o)
 	n := p.sched.Workers()
 	if n == 0 {
 		return nil

@@ -67,6 +67,7 @@ type worker[F cpu.Real] struct {
 	wide   []F
 
 	variant variantRun[F]
+	mass    massRun[F]
 
 	decoded decoder[F] // used if kernels do not read keys and values in place
 
@@ -186,6 +187,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		}
 		if g.Variant != nil {
 			w.variant.Prepare(g.Variant)
+		}
+		if o.Mass != nil {
+			w.mass.grow(rows)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)
@@ -326,7 +330,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	state.receive(t, 0)
 	sum, keys := state, 0 // the destination of t's sums, and the number of keys in it
 	row := 0              // first row of the tile, in the block
-	ready := func(key int) {
+	byTile := ws.ops.Mass != nil
+	turn := func() {
 		if keys >= stateKeys && t.Rows == b.rows {
 			if sum != state {
 				state.merge(sum, b.rows, g.ValueDim)
@@ -334,6 +339,11 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			sum, keys = &w.part, 0
 			sum.reset(b.rows, g.ValueDim)
 			sum.receive(t, 0)
+		}
+	}
+	ready := func(key int) {
+		if !byTile {
+			turn()
 		}
 		if byKey {
 			ws.modAt(t, b, row, key)
@@ -357,6 +367,12 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			n := rows.streams(t, key, stop, limit)
 			for from := 0; from < n; from += limit {
 				rows.walk(t, from, n, limit)
+				if next := key + n; byTile && t.Next == nil && next == stop && rows.decoder == nil && next+n <= b.seq.keys {
+					for i := range w.runs.next { // of the next LeanTile
+						w.runs.next[i], _ = rows.row(next + i*(n/4))
+					}
+					t.Next = &w.runs.next
+				}
 				call(key + from/4)
 			}
 			key += n
@@ -416,7 +432,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 	context, front := b.seq.context(g, b.from, b.to)
 	many := ws.prompt != nil && b.rows >= promptRows && b.seq.tree == nil && w.prompt.begin(ws.prompt, t)
-	ws.ranges(w, b, k.Begin, k.End, func(key, end int) {
+	keysOf := func(key, end int) {
 		if stop := min(end, context.First+front); key < stop { // sink tokens are visible to all rows
 			seen(key-context.First, stop-context.First)
 			key = stop
@@ -431,7 +447,22 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			key += n
 		}
 		some(key, end)
-	})
+	}
+	if byTile {
+		all := keysOf
+		keysOf = func(key, end int) {
+			for key < end {
+				number := key / g.TileTokens
+				stop := min(end, (number+1)*g.TileTokens)
+				turn()
+				w.mass.begin(sum, b.rows)
+				all(key, stop)
+				w.mass.end(ws, b, sum, number)
+				key = stop
+			}
+		}
+	}
+	ws.ranges(w, b, k.Begin, k.End, keysOf)
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)
 	}
@@ -471,6 +502,9 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 			} else {
 				vector.Divide(out, s.O, F(float64(s.L)*keep))
 			}
+		}
+		if o.Mass != nil {
+			finishMass(o.massOf(g, row, head), &s)
 		}
 		if o.LSE != nil {
 			if !empty {
