@@ -1,6 +1,9 @@
 package attention
 
-import "gorgonia.org/leanattention/internal/cuda"
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+)
 
 // Decode attention to keys that hold the values (kernels/attn_latent.cuh). This file mirrors LatentShape, and the layout
 // of shared memory in Latent::run.
@@ -35,12 +38,20 @@ func latentFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok
 }
 
+// resultType returns the type of the step's results, which launches around prefixes round states to.
+func (p *Plan) resultType(o *Operands) attn.DType {
+	if p.form.sharing.on() || p.uncut {
+		return p.outType
+	}
+	return o.Out.DType
+}
+
 // runLatent queues attention by a kernel for keys that hold the values. Queries and outputs of the keys' type are operands
 // of products as they are, and so are rounded ones. Others are sums of two parts.
 func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	e, g, kv := p.engine, &p.form.geometry, o.Pages[0].Data.DType
 	parts := 2
-	if g.Mixed || o.Q.DType == kv && (o.Out.DType == kv || p.form.sharing.on()) {
+	if g.Mixed || o.Q.DType == kv && p.resultType(o) == kv {
 		parts = 1
 	}
 	shape := e.shapeOf(k, g.Dim)

@@ -78,7 +78,7 @@ func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
 		operand, a.scales = attn.BFloat16, o.Pages[0].Scales.Address()
 		a.rest = o.Pages[1].Data.AddressOr0()
 	}
-	if !g.Mixed && (o.Q.DType != operand || o.Out.DType != operand) {
+	if !g.Mixed && (o.Q.DType != operand || p.resultType(o) != operand) {
 		a.precise = 1
 	}
 	p.args.Reset()

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -28,7 +29,8 @@ func anyLatent(rng *rand.Rand, i, longest int) reftest.Shape {
 	if i%5 == 4 {
 		s.Heads, s.KVHeads = 2*min(heads, 20), 2
 	}
-	for range enginetest.Pick(rng, 1, 2, 3, 5) {
+	s.Queries, s.Keys = []int{1}, []int{20 + rng.IntN(30)}
+	for range enginetest.Pick(rng, 0, 1, 2, 4) {
 		s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 2, 3, 4, 8, 11))
 		s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 16, 17, 63, 64, 65, 129, rng.IntN(longest)))
 		if s.Dim > 400 { // the emulator takes long
@@ -82,12 +84,17 @@ func testLatentAny(t *testing.T, m *machine, n, longest int) {
 	}
 }
 
-// testLatentAnyBits: the bits of a problem are the same on every run.
+// testLatentAnyBits: the bits of a problem are the same on every run. Several thread blocks have parts of an output tile, of which one
+// adds the sinks.
 func testLatentAnyBits(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	shape := reftest.Shape{Heads: 40, KVHeads: 1, Dim: 72, ValueDim: 64, Queries: []int{1, 3, 0, 2}, Keys: []int{longest, longest / 2, 9, 31}, Mask: attn.Mask{Causal: true, Window: longest - 9}}
+	for range shape.Heads {
+		shape.Sinks = append(shape.Sinks, float64(float32(rng.NormFloat64())))
+	}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.BFloat16})
+	p.geometry.Policy = lean.Policy{Kind: lean.FixedSplit, Splits: 3}
 	var first []byte
 	for range 3 {
 		m.Poison(t, &p.o)
@@ -100,6 +107,35 @@ func testLatentAnyBits(t *testing.T, m *machine, longest int) {
 		}
 	}
 	p.close(t)
+	noError(t, plan.Close())
+}
+
+// testLatentPrefixes: latents that sequences share are attended to once, by all kernels for latents.
+func testLatentPrefixes(t *testing.T, m *machine, n, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	shared := 0
+	for i := range reftest.AtLeast(n, func() bool { return shared > 0 }) {
+		d := [][2]int{{72, 64}, {576, 512}, {40, 32}}[i%3]
+		shape := reftest.Shape{Heads: enginetest.Pick(rng, 3, 16, 20), KVHeads: 1, Dim: d[0], ValueDim: d[1], Mask: attn.Mask{Causal: true}}
+		if i%3 == 2 {
+			shape.Window = 1 + rng.IntN(longest)
+		}
+		for range 3 {
+			shape.Queries = append(shape.Queries, 1+rng.IntN(2))
+			shape.Keys = append(shape.Keys, longest/2+rng.IntN(longest/2))
+		}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: gpu.Types[rng.IntN(3)], forks: true, page: enginetest.Pick(rng, 1, 3, 16)})
+		m.run(t, plan, p)
+		if plan.form.sharing.on() {
+			shared++
+		}
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d: %v, forks %v", i, p, p.forks)
+		}
+		p.close(t)
+	}
 	noError(t, plan.Close())
 }
 
@@ -119,12 +155,8 @@ func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, sh
 	p := n.problem
 	p.Case = reftest.New(rng, shape, in, enginetest.Format(query), reftest.Float16)
 	v, rest := p.ValueDim, p.Dim-p.ValueDim
-	f := attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: attn.E4M3, Dim: v, Scales: attn.ScalesByGroup, Group: latentGroup}}, KeyPlanes: 1, Value: attn.Columns{Dim: v}}
-	if rest > 0 {
-		f.Planes[1], f.KeyPlanes = attn.Plane{DType: attn.BFloat16, Dim: rest}, 2
-	}
 	p.geometry = attn.Problem{
-		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: v, Scale: p.Scale, Mask: p.Mask, PageTokens: page, Pages: f.Packed(p.KVHeads, page),
+		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: v, Scale: p.Scale, Mask: p.Mask, PageTokens: page, Pages: groupedPages(p.Dim, v).Packed(p.KVHeads, page),
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
 		Query: attn.PackedRows(p.Heads, p.Dim), Out: attn.PackedRows(p.Heads, v), LSE: attn.PackedRows(p.Heads, 1),
 	}
@@ -250,7 +282,7 @@ func (n *grouped) check(t testing.TB) {
 	}
 	p.compare(t, r)
 	for i, x := range [...]gpu.Memory{p.k, n.scales, n.rest} {
-		if x.Buffer != nil && !bytes.Equal(enginetest.Read(t, &x), n.want[i]) {
+		if x.Buffer != nil && n.want[i] != nil && !bytes.Equal(enginetest.Read(t, &x), n.want[i]) {
 			t.Errorf("slab %d has other bytes than the CPU engine's", i)
 		}
 	}
@@ -271,7 +303,7 @@ func testLatentGrouped(t *testing.T, m *machine, count, longest int) {
 	plan := m.engine.NewPlan()
 	for i := range count {
 		s := anyLatent(rng, i, longest)
-		d := [][2]int{{136, 128}, {576, 512}, {128, 128}, {320, 256}, {400, 384}}[i%5]
+		d := [][2]int{{136, 128}, {400, 384}, {128, 128}, {576, 512}, {320, 256}}[i%5]
 		if s.Dim, s.ValueDim = d[0], d[1]; s.Dim > 300 {
 			s.Heads = s.KVHeads * min(s.Heads/s.KVHeads, 20)
 			if s.Slopes != nil || s.Sinks != nil || s.Bias.X != nil {
@@ -295,14 +327,60 @@ func testLatentGrouped(t *testing.T, m *machine, count, longest int) {
 	noError(t, plan.Close())
 }
 
+// testLatentFar: pages that begin behind 4 GiB. Nobody touches the memory before them.
+func testLatentFar(t *testing.T, m *machine) {
+	rng := reftest.Rand(t)
+	far := func(x *gpu.Memory, before int64) {
+		content := enginetest.Read(t, x)
+		noError(t, x.Buffer.Close())
+		b, err := m.Dev.NewBuffer(before + int64(len(content)))
+		noError(t, err)
+		noError(t, b.Upload(before, content))
+		*x = gpu.Memory{Buffer: b, DType: x.DType, Len: int(b.Len()) / x.DType.Size()}
+	}
+	shift := func(p *problem, plane int) (pages int64) { // so many that the rows of the plane have 4 GiB
+		x := &p.geometry.Pages.Planes[plane]
+		pages = 4<<30/int64(x.At.Page*x.DType.Size()) + 1
+		for i := range p.seqs {
+			for j := range p.seqs[i].Pages {
+				if page := &p.seqs[i].Pages[j]; *page < 1<<20 { // others are no pages
+					*page += int32(pages)
+				}
+			}
+		}
+		return pages
+	}
+	plan := m.engine.NewPlan()
+	shape := reftest.Shape{Heads: 17, KVHeads: 1, Dim: 144, ValueDim: 128, Queries: []int{1, 2}, Keys: []int{130, 40}, Mask: attn.Mask{Causal: true, Window: 60, SinkTokens: 5}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float32, page: 64})
+	if !p.dense {
+		far(&p.k, shift(p, 0)*int64(p.geometry.Pages.Planes[0].At.Page)*4)
+	}
+	m.run(t, plan, p)
+	p.check(t)
+	p.close(t)
+	n := m.newGrouped(t, rng, reftest.Normal, shape, 64)
+	before := shift(n.problem, 0)
+	tokens := before * 64
+	far(&n.k, tokens*128)
+	far(&n.scales, tokens*4)
+	far(&n.rest, tokens*16*2)
+	n.want = [3][]byte{} // what is stored elsewhere is compared
+	n.run(t, m, plan)
+	n.check(t)
+	n.free(t)
+	noError(t, plan.Close())
+}
+
 func TestEmulatedLatentAny(t *testing.T) {
 	m := emulatedGPU(t, 4)
-	testLatentAny(t, m, reftest.Cases(t, 16, 200), 150)
+	testLatentAny(t, m, reftest.Cases(t, 12, 60), 150)
 	testLatentAnyBits(t, m, 200)
-	testLatentGrouped(t, m, reftest.Cases(t, 5, 60), 120)
+	testLatentGrouped(t, m, reftest.Cases(t, 5, 20), 120)
+	testLatentPrefixes(t, m, reftest.Cases(t, 3, 8), 100)
 	m.engine.info.SharedPerBlockMost = 101376 // of 8.6, 8.9 and 12.0
-	testLatentAny(t, m, reftest.Cases(t, 4, 40), 120)
-	testLatentGrouped(t, m, reftest.Cases(t, 1, 10), 120)
+	testLatentAny(t, m, reftest.Cases(t, 4, 12), 120)
+	testLatentGrouped(t, m, reftest.Cases(t, 1, 4), 120)
 }
 
 func TestGPULatentAny(t *testing.T) {
@@ -310,6 +388,8 @@ func TestGPULatentAny(t *testing.T) {
 	testLatentAny(t, m, enginetest.OrShort(400, 60), 9000)
 	testLatentAnyBits(t, m, 9000)
 	testLatentGrouped(t, m, enginetest.OrShort(200, 40), 5000)
+	testLatentPrefixes(t, m, enginetest.OrShort(60, 12), 2000)
+	testLatentFar(t, m)
 }
 
 // latentAny checks a launch of a kernel for keys that hold the values.

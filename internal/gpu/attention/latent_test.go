@@ -49,6 +49,15 @@ func testLatent(t *testing.T, m *machine, n, longest int) {
 	}
 }
 
+// groupedPages returns the format of keys whose first elements are values of E4M3 with scales.
+func groupedPages(dim, value int) attn.Format {
+	f := attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: attn.E4M3, Dim: value, Scales: attn.ScalesByGroup, Group: latentGroup}}, KeyPlanes: 1, Value: attn.Columns{Dim: value}}
+	if rest := dim - value; rest > 0 {
+		f.Planes[1], f.KeyPlanes = attn.Plane{DType: attn.BFloat16, Dim: rest}, 2
+	}
+	return f
+}
+
 // testLatentSchedules: every schedule of one problem is correct.
 func testLatentSchedules(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)

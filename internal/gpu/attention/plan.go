@@ -57,7 +57,8 @@ type Plan struct {
 	liveKeys  int  // of all sequences: keys that some query attends to
 	appends   bool // the keys of every sequence include its new tokens
 
-	fused     bool // attention is a part of launches with other work
+	outType   attn.DType // of the step's results, where launches write states
+	fused     bool       // attention is a part of launches with other work
 	memory    memory
 	args      cuda.Args
 	params    params

@@ -41,8 +41,8 @@ func (s *sharing) states(g *attn.Problem) (at states) {
 		at.end += (int64(rows)*int64(g.Heads)*int64(width)*4 + align - 1) / align * align
 		return start
 	}
-	at.out, at.lse = next(s.rows, g.Dim), next(s.rows, 1)
-	at.query, at.prefixOut, at.prefixLse = next(s.gathered, g.Dim), next(s.gathered, g.Dim), next(s.gathered, 1)
+	at.out, at.lse = next(s.rows, g.ValueDim), next(s.rows, 1)
+	at.query, at.prefixOut, at.prefixLse = next(s.gathered, g.Dim), next(s.gathered, g.ValueDim), next(s.gathered, 1)
 	return at
 }
 
@@ -110,13 +110,21 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 	return true
 }
 
+// shareable returns the features with which sequences can share prefixes. Merging takes values of any width.
+func shareable(g *attn.Problem) attn.Feature {
+	if !g.Pages.InKeys() {
+		return attn.Shareable
+	}
+	return attn.Shareable | attn.ValuesInKeys | attn.OtherValueDim | attn.SeveralPlanes | attn.SeveralTypes | attn.Scaled
+}
+
 // findPrefixes reports whether sequences share prefixes and sharing pays, or a recording has the launches of sharing.
 // It then lists the prefixes and the sequences' own keys. It writes only scratch.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
 	x := &p.prefixes
 	x.blocks, x.saved, x.cuts = 0, 0, x.cuts[:0]
 	switch {
-	case rows == 0 || p.fused || g.Features()&^attn.Shareable != 0:
+	case rows == 0 || p.fused || g.Features()&^shareable(g) != 0:
 		return false
 	case p.recorded && !p.form.sharing.on():
 		return false
@@ -364,6 +372,7 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}
 	}
 	own, shared := *o, Operands{Pages: o.Pages}
+	p.outType, x.plan.outType = o.Out.DType, o.Out.DType
 	own.Out, own.LSE = floats(at.out, at.lse), floats(at.lse, at.query)
 	shared.Q, shared.Out, shared.LSE = floats(at.query, at.prefixOut), floats(at.prefixOut, at.prefixLse), floats(at.prefixLse, at.end)
 	shared.Q.DType = o.Q.DType
@@ -380,7 +389,7 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 		starts: x.starts.address(&p.memory), slots: x.slots.address(&p.memory),
 		out: o.Out.Address(), lse: o.LSE.AddressOr0(),
 		outRow: int64(share.out.Row), outHead: int64(share.out.Head), lseRow: int64(share.lse.Row), lseHead: int64(share.lse.Head),
-		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.Dim), outType: gpu.Code(o.Out.DType),
+		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.ValueDim), outType: gpu.Code(o.Out.DType),
 	}
 	if len(p.slopes.data) > 0 {
 		x.merge.slopes, x.merge.shifts = p.slopes.address(&p.memory), x.shifts.address(&p.memory)

@@ -180,6 +180,9 @@ func (p *Plan) cutPrefixes(g *attn.Problem, size int) {
 
 // mostGathered returns the largest number of rows of the members of all prefixes and pieces, in a step of `rows` rows.
 func (e *Engine) mostGathered(g *attn.Problem, rows int) int {
-	const tile = 192 // rows of the largest output tile
+	const tile = 192      // rows of the largest output tile
+	if g.Pages.InKeys() { // no prefill kernel cuts prefixes into pieces
+		return attn.Product(mostPrefixesOfRow, rows)
+	}
 	return min(attn.Product(mostPrefixesOfRow, rows)+mostPieces*attn.Ceil(e.blocks*tile, g.Heads), 1<<30)
 }
