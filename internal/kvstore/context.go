@@ -69,8 +69,10 @@ func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *ongpu.AttentionOperands) error {
 	o.Pages = c.pages
 	for i := range c.fresh.geometry.Pages.Planes {
-		if m := &o.Pages[i].Data; m.Len > 0 {
-			m.Buffer = b
+		for _, m := range [...]*ongpu.Mem{&o.Pages[i].Data, &o.Pages[i].Scales} {
+			if m.Len > 0 {
+				m.Buffer = b
+			}
 		}
 	}
 	if err := n.appendTo(c.fresh.plan, stream, o, 0); err != nil {

@@ -166,7 +166,11 @@ var byContext = attn.Can{
 
 func (d *DevicePages) Supports(op string, g *attn.Problem) error {
 	if d.shards > 1 {
-		if err := byContext.Do(op, g); err != nil {
+		can := byContext
+		if g.Pages.InKeys() {
+			can.KV = append(can.KV[:len(can.KV):len(can.KV)], attn.E4M3)
+		}
+		if err := can.Do(op, g); err != nil {
 			return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", d.GPU, err)
 		}
 		fresh := g.OfNew(1)

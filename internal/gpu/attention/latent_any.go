@@ -90,7 +90,8 @@ func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
 // isGrouped reports whether values are in keys and have scales.
 func isGrouped(g *attn.Problem) bool { return isScaled(g) && g.Pages.InKeys() }
 
-// supportsGrouped returns an error if kernels do not read the planes of g, which isGrouped. A row has one number in all planes.
+// supportsGrouped returns an error if kernels do not read the planes of g, which isGrouped. A row has one number in all planes and
+// among the scales.
 func supportsGrouped(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	f := &g.Pages
@@ -100,10 +101,8 @@ func supportsGrouped(op string, g *attn.Problem) error {
 	if f.KeyPlanes > 2 || f.KeyPlanes == 2 && (f.Planes[1].DType != attn.BFloat16 || f.Planes[1].Scales != attn.NoScales) {
 		return bad("keys of %d planes, the second of %v: kernels take one plane of %v", f.KeyPlanes, f.Planes[1].DType, attn.BFloat16)
 	}
-	for i := range f.KeyPlanes {
-		if x := &f.Planes[i]; x.At != f.Packed(g.KVHeads, g.PageTokens).Planes[i].At {
-			return bad("strides %+v of plane %d: pages with scales must be contiguous", x.At, i)
-		}
+	if k, x := f.Key(), &f.Planes[1]; f.KeyPlanes == 2 && (x.At.Row != x.Dim || x.At.Page*k.Dim != k.At.Page*x.Dim || x.At.Head*k.Dim != k.At.Head*x.Dim) {
+		return bad("strides %+v and %+v of planes of %d and %d elements: a row must have the same number in both", k.At, x.At, k.Dim, x.Dim)
 	}
 	return nil
 }
@@ -114,15 +113,20 @@ func (p *Plan) checkGrouped(op string, pages *Pages) error {
 	if !isGrouped(g) {
 		return nil
 	}
-	n := p.lastPage + 1
-	if err := pages[0].Scales.CheckFloats(op, "the scales of k", g.Pages.Key().ScaleLen(n, g.KVHeads, g.PageTokens)); err != nil || g.Pages.KeyPlanes < 2 {
+	need := func(plane int) int {
+		if x := &g.Pages.Planes[plane]; p.lastPage >= 0 {
+			return x.At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, x.Dim)
+		}
+		return 0
+	}
+	if err := pages[0].Scales.CheckFloats(op, "the scales of k", need(0)/latentGroup); err != nil || g.Pages.KeyPlanes < 2 {
 		return err
 	}
 	rest := &pages[1].Data
 	if rest.DType != attn.BFloat16 {
 		return gpu.Errorf(op, attn.ErrDType, "the rest of k is %v, the plan is for %v", rest.DType, attn.BFloat16)
 	}
-	return rest.CheckStored(op, "the rest of k", attn.Product(n, g.Pages.Planes[1].At.Page))
+	return rest.CheckStored(op, "the rest of k", need(1))
 }
 
 // loadGrouped loads the kernel that stores new keys if g needs it.

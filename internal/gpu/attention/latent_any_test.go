@@ -463,4 +463,45 @@ func TestLatentAnyRefused(t *testing.T) {
 			}
 		}
 	}
+	for text, change := range map[string]func(f *attn.Format){
+		"kernels take a plane of values with groups of 128": func(f *attn.Format) { f.Planes[0].Group = 64 },
+		"kernels take one plane of bfloat16":                func(f *attn.Format) { f.Planes[1].DType = attn.Float16 },
+		"a row must have the same number in both":           func(f *attn.Format) { f.Planes[1].At.Head += 16 },
+	} {
+		g := attn.Problem{Heads: 4, KVHeads: 1, Dim: 144, ValueDim: 128, PageTokens: 16, Scale: 1, Pages: groupedPages(144, 128).Packed(1, 16)}
+		g.Query, g.Out, g.LSE = attn.PackedRows(4, g.Dim), attn.PackedRows(4, g.ValueDim), attn.PackedRows(4, 1)
+		noError(t, supports("op", &g, kernelsOf(86)))
+		change(&g.Pages)
+		wantError(t, text, supports("op", &g, kernelsOf(86)), attn.ErrUnsupported, text)
+	}
+}
+
+// Bad memory is refused without a launch.
+func TestLatentAnyMemory(t *testing.T) {
+	m, lib, _ := fakeGPU(t, 86, 5, 101376)
+	shape := reftest.Shape{Heads: 4, KVHeads: 1, Dim: 144, ValueDim: 128, Queries: []int{1}, Keys: []int{100}}
+	n := m.newGrouped(t, reftest.Rand(t), reftest.Normal, shape, 16)
+	plan := m.engine.NewPlan()
+	noError(t, plan.Build(n.geometry, n.seqs, n.rows))
+	noError(t, plan.Upload(m.Stream))
+	for _, c := range []struct {
+		text   string
+		kind   error
+		change func(to *Pages)
+	}{
+		{"the scales of k", attn.ErrShape, func(to *Pages) { to[0].Scales.Len = 3 }},
+		{"the rest of k", attn.ErrShape, func(to *Pages) { to[1].Data.Len = 9 }},
+		{"the rest of k is float16", attn.ErrDType, func(to *Pages) { to[1].Data.DType = attn.Float16 }},
+	} {
+		o := n.operands()
+		o.Pages = n.pages()
+		c.change(&o.Pages)
+		wantError(t, c.text, plan.Append(m.Stream, o.Pages, n.newK, gpu.Memory{}), c.kind, c.text)
+		wantError(t, c.text, plan.Run(m.Stream, o), c.kind, c.text)
+	}
+	if m.Settle(t); strings.Contains(lib.Log(), "kernel") {
+		t.Error("a kernel was launched")
+	}
+	n.free(t)
+	noError(t, plan.Close())
 }
