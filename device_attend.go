@@ -94,7 +94,7 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	}
 	attend := func(p *problem, c *config, k, v, out, lse *ongpu.Tensor, further *furtherThere) error {
 		t, names := [...]*ongpu.Tensor{t[0], k, v, out, lse}, [...]string{"q", "k", "v", "out", "lse"}
-		return r.attendDevice(op, gpu, p, c, [2]*ongpu.Tensor{k, v}, func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
+		return r.attendDevice(op, gpu, p, c, [2]*ongpu.Tensor{k, v}, false, func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
 			for i, to := range [...]*ongpu.Mem{&o.Q, &o.Pages[0].Data, &o.Pages[1].Data, &o.Out, &o.LSE} {
 				if t[i] == nil {
 					break
@@ -268,8 +268,9 @@ func checkDeviceResult(op, name string, t *ongpu.Tensor, p *problem, lse bool) e
 
 // attendDevice queues a checked problem whose lengths are in r. It
 // keeps the values that operands refers to until that is done. Keys and values may be
-// sharded by heads: then operands leaves them out, and each GPU attends to its own.
-func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config, kv [2]*ongpu.Tensor, operands func(*queue.Submission) (ongpu.AttentionOperands, error), values ...G.Value) error {
+// sharded by heads: then operands leaves them out, and each GPU attends to its own. fixed: a recording may have the work, since
+// all runs have these lengths.
+func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config, kv [2]*ongpu.Tensor, fixed bool, operands func(*queue.Submission) (ongpu.AttentionOperands, error), values ...G.Value) error {
 	defer runtime.KeepAlive(values)
 	whole := p.geometry(c)
 	heads, err := p.sharding(op, kv)
@@ -296,26 +297,33 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 	if err := r.layOut(op, p, c); err != nil {
 		return err
 	}
-	plans := make([]ongpu.AttentionPlan, len(parts))
+	plans, recording := make([]ongpu.AttentionPlan, len(parts)), gpu.Group.Recording()
+	if recording && (!fixed || len(parts) > 1) { // the schedule would be the host's at each replay
+		return errs.Errorf(op, ErrUnsupported, "attention in a recording: that on a cache can be recorded, and that of a node on one GPU without lengths")
+	}
 	for i := range plans {
 		m := gpu.Members[i]
+		if recording {
+			if plans[i], err = m.RecordedPlan(op, parts[i], r.sequences); err != nil {
+				return err
+			}
+			continue
+		}
 		plans[i] = m.TakePlan()
 		defer m.GivePlan(plans[i])
 		if err := m.BuildPlan(op, plans[i], parts[i], r.sequences, 0, nil); err != nil {
 			return err
 		}
 	}
-	recording := false
 	err = gpu.Queue.Submit(func(sub *queue.Submission) error {
-		if recording = sub.Recording(); recording { // the schedule would be the host's at each replay
-			return errs.Errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
-		}
 		o, err := operands(sub)
 		if err != nil {
 			return err
 		}
-		if err := sub.Do(func(s *cuda.Stream) error { return uploadAll(s, plans) }); err != nil {
-			return err
+		if !recording {
+			if err := sub.Do(func(s *cuda.Stream) error { return uploadAll(s, plans) }); err != nil {
+				return err
+			}
 		}
 		if len(plans) == 1 {
 			return sub.Do(func(s *cuda.Stream) error { return plans[0].Run(s, &o) })
@@ -331,10 +339,15 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 			return sub.Do(func(s *cuda.Stream) error { return plans[i].Run(s, &mine) })
 		})
 	})
-	if err == nil || recording {
-		return err
+	if err != nil {
+		return ongpu.EngineError(op, "attend", err)
 	}
-	return ongpu.EngineError(op, "attend", err)
+	return nil
+}
+
+// fixed says whether all runs of a node have the same lengths and drop the same weights.
+func (c *config) fixed() bool {
+	return !slices.ContainsFunc(c.inputs(), func(of role) bool { return of == roleLengths || of == roleQueryLengths || of == roleSeed })
 }
 
 func uploadAll(s *cuda.Stream, plans []ongpu.AttentionPlan) error {
@@ -372,7 +385,7 @@ func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]ongpu.Heads, error
 // node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value, further furtherThere, to *ongpu.Tensor) (out, lse *ongpu.Tensor, err error) {
 	qkv := ongpu.QKVOf(in)
-	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*ongpu.Tensor{qkv[1], qkv[2]}, func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
+	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*ongpu.Tensor{qkv[1], qkv[2]}, op.config.fixed(), func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
 		if o, err = qkv.Operands(sub); err != nil {
 			return o, err
 		}

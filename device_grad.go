@@ -65,7 +65,7 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 
 // queue queues the gradients of checked operands, and returns their vector.
 func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there *[roles]*ongpu.Tensor, in []G.Value, seed int64) (packed G.Value, err error) {
-	err = withTable(name, "gradients of attention", g, b.Table(), b.Bytes(), in, func(sub *queue.Submission, w gpu.Bytes) error {
+	err = withTable(name, "gradients of attention", op.config.fixed(), g, b.Table(), b.Bytes(), in, func(sub *queue.Submission, w gpu.Bytes) error {
 		o := attention.BackwardOperands{Workspace: w, Seed: seed}
 		ofOut, ofLSE := &o.DOut, &o.DLSE
 		if op.ofLSE {
@@ -112,17 +112,26 @@ func useThere(sub *queue.Submission, there *[roles]*ongpu.Tensor, to [roles]*gpu
 	return used, nil
 }
 
-// withTable calls f with a workspace of some bytes that begins with a table. f queues work on it.
-func withTable(name, what string, g *ongpu.GPU, table []byte, size int64, in []G.Value, f func(*queue.Submission, gpu.Bytes) error) error {
+// withTable calls f with a workspace of some bytes that begins with a table. f queues work on it. fixed: a recording may have the work, since
+// all runs have this table.
+func withTable(name, what string, fixed bool, g *ongpu.GPU, table []byte, size int64, in []G.Value, f func(*queue.Submission, gpu.Bytes) error) error {
 	if err := g.Enter(name); err != nil {
 		return err
 	}
 	defer g.Group.Leave()
 	defer runtime.KeepAlive(in)
-	recording := false
-	_ = g.Queue.Submit(func(sub *queue.Submission) error { recording = sub.Recording(); return nil })
-	if recording { // each replay would have the lengths of this run
-		return errs.Errorf(name, ErrUnsupported, "%s in a recording", what)
+	if g.Group.Recording() {
+		if !fixed { // each replay would have the lengths and the seed of this run
+			return errs.Errorf(name, ErrUnsupported, "%s with lengths or dropout in a recording", what)
+		}
+		w, err := g.RecordedTable(name, table, size)
+		if err != nil {
+			return err
+		}
+		if err := g.Queue.Submit(func(sub *queue.Submission) error { return f(sub, w) }); err != nil {
+			return ongpu.EngineError(name, what, err)
+		}
+		return nil
 	}
 	pinned, err := g.Queue.TakePinned(len(table))
 	if err != nil {
@@ -190,7 +199,7 @@ func (op *attentionOp) dropOnGPU(name string, r *denseRun, g *ongpu.GPU, in []G.
 	if err != nil {
 		return nil, nil, err
 	}
-	err = withTable(name, "attention with dropout", g, b.Table(), int64(len(b.Table())), in, func(sub *queue.Submission, w gpu.Bytes) error {
+	err = withTable(name, "attention", op.config.fixed(), g, b.Table(), int64(len(b.Table())), in, func(sub *queue.Submission, w gpu.Bytes) error {
 		o := attention.DropoutOperands{Workspace: w, Seed: seed}
 		if _, err := useThere(sub, &there, [roles]*gpu.Memory{roleQ: &o.Q, roleK: &o.K, roleV: &o.V, roleBias: &o.Bias, roleSinks: &o.Sinks}); err != nil {
 			return err

@@ -52,6 +52,7 @@ type Recording struct {
 //   - A recording of a step with a tree (Append.Parents) serves steps with trees and steps without. A recording of a step
 //     without a tree serves steps without trees alone: Replay is ErrState for others. A decoder that runs both kinds of steps
 //     may keep a recording of each.
+//   - A graph with gradients is recorded in the same way. A solver of package nn steps between replays.
 //   - On a cache that is sharded by context, a recording of a step with one new token a sequence serves such steps alone.
 //   - If the step shared prefixes when Record ran, its replays do too. Otherwise that step never shares. Results are the same
 //     but for rounding.
@@ -60,8 +61,8 @@ type Recording struct {
 //
 //   - Close of the GPU or of a cache on the GPU, [Recording.Replay], Record: ErrState
 //   - Set of a Step and Keep of a Sequence on the GPU: ErrState
-//   - [GPU.Synchronize], WriteTo of a Sequence, ReadSequence of a Cache, [ToGPU], [ToHost], downloads, and Attention, whose
-//     schedule is made on the host: ErrUnsupported
+//   - [GPU.Synchronize], WriteTo of a Sequence, ReadSequence of a Cache, [ToGPU], [ToHost], downloads, Attend, and Attention with
+//     lengths, with dropout or on several GPUs: ErrUnsupported
 func (g *GPU) Record(run func() error) (*Recording, error) {
 	const op = "GPU.Record"
 	if run == nil {

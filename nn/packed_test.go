@@ -85,12 +85,15 @@ type packedModel struct {
 	loss    *G.Node
 	weights G.Nodes
 	vm      G.VM
-	gpu     *device.GPU
+	onGPU   map[string]*device.Tensor // data in GPU memory, as a recording wants; nil: the graph copies data
 }
 
-func newPackedModel(t *testing.T, gpu *device.GPU, weights map[string]*tensor.Dense, rows int, packed bool) *packedModel {
+func newPackedModel(t *testing.T, gpu *device.GPU, weights map[string]*tensor.Dense, rows int, packed, recorded bool) *packedModel {
 	t.Helper()
-	m, g := &packedModel{data: map[string][]int32{}, gpu: gpu}, G.NewGraph()
+	m, g := &packedModel{data: map[string][]int32{}}, G.NewGraph()
+	if recorded {
+		m.onGPU = map[string]*device.Tensor{}
+	}
 	must := func(n *G.Node, err error) *G.Node {
 		t.Helper()
 		if err != nil {
@@ -98,28 +101,38 @@ func newPackedModel(t *testing.T, gpu *device.GPU, weights map[string]*tensor.De
 		}
 		return n
 	}
+	upload := func(v *tensor.Dense) *device.Tensor {
+		t.Helper()
+		d, err := gpu.Upload(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	leaf := func(name string, v G.Value) *G.Node {
+		return G.NewTensor(g, v.Dtype(), len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
+	}
 	data := func(name string, n int) *G.Node {
 		m.data[name] = make([]int32, n)
-		return G.NewVector(g, tensor.Int32, G.WithShape(n), G.WithName(name), G.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(m.data[name]))))
+		return leaf(name, tensor.New(tensor.WithShape(n), tensor.WithBacking(m.data[name])))
 	}
 	there := func(n *G.Node) *G.Node {
-		if gpu != nil {
-			n = must(device.ToGPU(n, gpu))
+		switch v := n.Value().(*tensor.Dense); {
+		case recorded:
+			m.onGPU[n.Name()] = upload(v)
+			return leaf(n.Name()+" there", m.onGPU[n.Name()])
+		case gpu != nil:
+			return must(device.ToGPU(n, gpu))
 		}
 		return n
 	}
 	weight := func(name string) *G.Node {
-		var v G.Value = weights[name]
+		var v G.Value = weights[name].Clone().(*tensor.Dense)
 		if gpu != nil {
-			d, err := gpu.Upload(weights[name])
-			if err != nil {
-				t.Fatal(err)
-			}
-			v = d
+			v = upload(weights[name])
 		}
-		n := G.NewTensor(g, tensor.Float32, 2, G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
-		m.weights = append(m.weights, n)
-		return n
+		m.weights = append(m.weights, leaf(name, v))
+		return m.weights[len(m.weights)-1]
 	}
 	x := must(nn.Embedding(weight("positions"), there(data("places", rows)), nil))
 	x = must(nn.Embedding(weight("words"), there(data("tokens", rows)), x))
@@ -152,11 +165,10 @@ func newPackedModel(t *testing.T, gpu *device.GPU, weights map[string]*tensor.De
 	}
 	y = must(nn.Linear(y, weight("output"), nil, nn.WithResidual(x)))
 	m.loss = must(nn.CrossEntropy(y, weight("letters"), nil, there(data("targets", rows))))
-	ones := G.NewVector(g, tensor.Float32, G.WithShape(rows), G.WithName("ones"), G.WithValue(tensor.Ones(tensor.Float32, rows)))
-	if _, err := nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{there(ones)}, m.weights); err != nil {
+	if _, err := nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{there(leaf("ones", tensor.Ones(tensor.Float32, rows)))}, m.weights); err != nil {
 		t.Fatal(err)
 	}
-	if gpu != nil {
+	if gpu != nil && !recorded {
 		m.loss = must(device.ToHost(m.loss))
 	}
 	m.vm = G.NewTapeMachine(g)
@@ -164,8 +176,8 @@ func newPackedModel(t *testing.T, gpu *device.GPU, weights map[string]*tensor.De
 	return m
 }
 
-// run returns the loss of each row.
-func (m *packedModel) run(t *testing.T, documents ...[]int32) []float32 {
+// let gives the model documents.
+func (m *packedModel) let(t *testing.T, documents ...[]int32) {
 	t.Helper()
 	at, longest := 0, packedLongest
 	var lengths []int
@@ -187,11 +199,37 @@ func (m *packedModel) run(t *testing.T, documents ...[]int32) []float32 {
 			}
 		}
 	}
+	for name, d := range m.onGPU {
+		if x := m.data[name]; x != nil {
+			if err := d.CopyFrom(tensor.New(tensor.WithShape(len(x)), tensor.WithBacking(x))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// run returns the loss of each row.
+func (m *packedModel) run(t *testing.T, documents ...[]int32) []float32 {
+	t.Helper()
+	m.let(t, documents...)
 	m.vm.Reset()
 	if err := la.Cause(m.vm.RunAll()); err != nil {
 		t.Fatal(err)
 	}
-	return slices.Clone(m.loss.Value().Data().([]float32))
+	return m.losses(t)
+}
+
+func (m *packedModel) losses(t *testing.T) []float32 {
+	t.Helper()
+	v := m.loss.Value()
+	if d, ok := v.(*device.Tensor); ok {
+		there, err := d.Download()
+		if err != nil {
+			t.Fatal(err)
+		}
+		v = there
+	}
+	return slices.Clone(v.Data().([]float32))
 }
 
 // gradients returns the gradient of each weight.
@@ -212,22 +250,25 @@ func (m *packedModel) gradients(t *testing.T) (all [][]float32) {
 	return all
 }
 
+func packedWeights(rng *rand.Rand) map[string]*tensor.Dense {
+	weights := map[string]*tensor.Dense{}
+	for i, name := range []string{"positions", "words", "letters", "q", "k", "v", "output"} {
+		rows := append([]int{packedLongest, packedWords, packedWords}, slices.Repeat([]int{packedDim}, 4)...)[i]
+		x := make([]float32, rows*packedDim)
+		for i := range x {
+			x[i] = float32(rng.NormFloat64() / math.Sqrt(packedDim))
+		}
+		weights[name] = tensor.New(tensor.WithShape(rows, packedDim), tensor.WithBacking(x))
+	}
+	return weights
+}
+
 // testPacked: losses and gradients of packed documents are those of each document alone, of any lengths in one graph. A document sees
 // no other one, to the bit.
 func testPacked(t *testing.T, gpu *device.GPU, rows, batches int, off float64) {
 	rng := reftest.Rand(t)
-	weights := map[string]*tensor.Dense{}
-	for name, shape := range map[string][2]int{"positions": {packedLongest, packedDim}, "words": {packedWords, packedDim}, "q": {}, "k": {}, "v": {}, "output": {}, "letters": {packedWords, packedDim}} {
-		if shape[0] == 0 {
-			shape = [2]int{packedDim, packedDim}
-		}
-		x := make([]float32, shape[0]*shape[1])
-		for i := range x {
-			x[i] = float32(rng.NormFloat64() / math.Sqrt(packedDim))
-		}
-		weights[name] = tensor.New(tensor.WithShape(shape[:]...), tensor.WithBacking(x))
-	}
-	m := newPackedModel(t, gpu, weights, rows, true)
+	weights := packedWeights(rng)
+	m := newPackedModel(t, gpu, weights, rows, true, false)
 	for batch := range batches {
 		documents := make([][]int32, packedDocuments)
 		for range rows { // some documents may have no rows
@@ -248,7 +289,7 @@ func testPacked(t *testing.T, gpu *device.GPU, rows, batches int, off float64) {
 			if len(d) == 0 {
 				continue
 			}
-			alone := newPackedModel(t, nil, weights, len(d), false)
+			alone := newPackedModel(t, nil, weights, len(d), false, false)
 			want = append(want, alone.run(t, d)...)
 			for i, g := range alone.gradients(t) {
 				for k, x := range g {
@@ -301,6 +342,62 @@ func TestGPUOpsTrainPacked(t *testing.T) {
 		rows, batches = 100, 4
 	}
 	testPacked(t, devicetest.Open(t), rows, batches, 4e-3)
+}
+
+// A training step in a recording, with attention, a loss and all gradients: replays and a solver's steps between them train as the machine
+// does, to the bit.
+func TestGPUOpsTrainRecorded(t *testing.T) {
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
+	const rows, steps = 12, 3
+	weights := packedWeights(rng)
+	solver := func() *nn.AdamW {
+		return &nn.AdamW{Rate: 0.01, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, Rows: rows - 1}
+	}
+	m, want := newPackedModel(t, gpu, weights, rows, false, true), newPackedModel(t, gpu, weights, rows, false, false)
+	s, wantSolver := solver(), solver()
+	var recording *device.Recording
+	for step := range steps {
+		document := make([]int32, rows)
+		for i := range document {
+			document[i] = int32(rng.IntN(packedWords))
+		}
+		losses := want.run(t, document)
+		if err := wantSolver.Step(G.NodesToValueGrads(want.weights)); err != nil {
+			t.Fatal(err)
+		}
+		if step == 0 { // nodes get their memory
+			m.run(t, document)
+		}
+		if m.let(t, document); step == 1 {
+			m.vm.Reset()
+			var err error
+			if recording, err = gpu.Record(func() error { return la.Cause(m.vm.RunAll()) }); err != nil {
+				t.Fatal(err)
+			}
+			defer recording.Close()
+		}
+		if step > 0 {
+			if err := recording.Replay(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := m.losses(t); !slices.Equal(got, losses) {
+			t.Errorf("step %d: losses %v, of the machine %v", step, got, losses)
+		}
+		if err := s.Step(G.NodesToValueGrads(m.weights)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, w := range m.weights {
+		a, err := w.Value().(*device.Tensor).Download()
+		b, other := want.weights[i].Value().(*device.Tensor).Download()
+		if err != nil || other != nil {
+			t.Fatal(err, other)
+		}
+		if !slices.Equal(a.Data().([]float32), b.Data().([]float32)) {
+			t.Errorf("%v differs from the machine's", w)
+		}
+	}
 }
 
 // A row of the first token of a document sees itself alone, so pack is right.

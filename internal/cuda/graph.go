@@ -77,8 +77,8 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 	g := &Graph{}
 	ended := false
 	end := func(keep bool) error {
-		ended = true
 		return v.with(func() error {
+			ended = true
 			var template uintptr
 			if r := fn.streamEndCapture.call(s.id, uintptr(unsafe.Pointer(&template))); r != 0 {
 				return v.drv.failed(r, &fn.streamEndCapture, "")
@@ -100,7 +100,7 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 		})
 	}
 	defer func() {
-		if !ended { // f panicked
+		if !ended { // f panicked, or the driver did not come to the end
 			end(false)
 		}
 	}()
