@@ -80,6 +80,7 @@ func TestGPUGradients(t *testing.T) {
 		{shape: withSinks(graphtest.Biased(rng, dense(2, 1, 64, 64, 21, 37, 30), 1, 2, 21), 0, 1), x: graphtest.Spec{QueryType: la.BFloat16}},
 		{shape: graphtest.Biased(rng, causal(dense(3, 1, 128, 128, 5, 5)), 1, 1, 1), x: graphtest.Spec{QueryType: la.Float16}, ofLSE: true},
 		{shape: dropped, x: graphtest.Spec{QueryType: la.BFloat16}},
+		{shape: withSinks(graphtest.Biased(rng, graphtest.WithScoreMods(causal(dense(4, 2, 96, 96, 33, 90, 140)), 30, 5, .5, .2, 0, .1), 1, 4, 33), 1, 0, 2, -1)},
 	} {
 		p := graphtest.NewProblem(rng, c.shape, c.x)
 		g := newGradientsThere(t, p, c.ofLSE)
@@ -207,12 +208,14 @@ func testGradientsThereRefused(t *testing.T, gpu *device.GPU) {
 		return vm.RunAll()
 	}
 	shape := dense(2, 1, 64, 64, 3, 9)
+	dropped := shape
+	dropped.Dropout, dropped.Seed = .2, 1
 	for _, c := range []struct {
 		text   string
 		p      *graphtest.Problem
 		change func(g *gradientsThere)
 	}{
-		{"keys and values are float32", graphtest.NewProblem(rng, shape, graphtest.Spec{}), nil},
+		{"gradients of float32 on GPUs: a dropout of 0.2", graphtest.NewProblem(rng, dropped, graphtest.Spec{}), nil},
 		{"values of 32 elements and keys of 64", graphtest.NewProblem(rng, dense(2, 1, 64, 32, 3, 9), graphtest.Spec{QueryType: la.Float16}), nil},
 		{"head dim 256", graphtest.NewProblem(rng, dense(1, 1, 256, 256, 3, 9), graphtest.Spec{QueryType: la.Float16}), nil},
 		{"they must be in one place", graphtest.NewProblem(rng, shape, graphtest.Spec{QueryType: la.Float16}), func(g *gradientsThere) {
@@ -237,7 +240,7 @@ func TestGPUDropoutRefused(t *testing.T) {
 		dtype  tensor.Dtype
 		option la.Option
 	}{
-		{"it takes [float16 bfloat16]", la.ErrUnsupported, tensor.Float32, la.WithQueriesAtEnd()},
+		{"a dropout of 0.5", la.ErrUnsupported, tensor.Float32, la.WithQueriesAtEnd()},
 		{"unfused attention", la.ErrUnsupported, la.Float16, la.WithSchedule(la.Unfused)},
 		{"LeanTiles of 64 tokens", la.ErrUnsupported, la.Float16, la.WithTileTokens(64)},
 		{"aligned to the end of the keys", la.ErrLength, la.Float16, la.WithScale(1)},

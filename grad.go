@@ -96,7 +96,7 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	}
 	// A q of 16 bits is for GPUs alone, which have gradients with other options.
 	kv, _ := operand.StorageType(op.query)
-	there := attention.CanBackward(name, gradientProblem(&op.problem, &op.config), kv) == nil
+	there := !operand.IsQueryType(op.query) && attention.CanBackward(name, gradientProblem(&op.problem, &op.config), kv) == nil
 	if err := gradient.Can(op.mask, op.score); err != nil && !there {
 		return errs.Errorf(name, ErrUnsupported, "%v", err)
 	}

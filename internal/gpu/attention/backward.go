@@ -22,32 +22,52 @@ type backwardKernel struct {
 	warps        int
 	rows, stages int  // of a query block: rows, and query blocks in shared memory
 	scored       bool // it has score changes and masks (backward_scored.go)
+	wide         bool // of float32
 }
 
 var backwardTable = []backwardKernel{
-	{64, largeShared, 4, 32, 2, false},
-	{64, hopper, 4, 32, 2, false},
-	{64, smallShared, 8, 64, 2, false},
-	{64, ampere, 8, 64, 2, true},
-	{128, largeShared, 8, 64, 2, false},
-	{128, hopper, 8, 64, 2, false},
-	{128, smallShared, 8, 32, 1, false},
-	{128, largeShared, 8, 32, 2, true},
-	{128, hopper, 8, 32, 2, true},
-	{128, smallShared, 8, 32, 1, true},
+	{64, largeShared, 4, 32, 2, false, false},
+	{64, hopper, 4, 32, 2, false, false},
+	{64, smallShared, 8, 64, 2, false, false},
+	{64, ampere, 8, 64, 2, true, false},
+	{128, largeShared, 8, 64, 2, false, false},
+	{128, hopper, 8, 64, 2, false, false},
+	{128, smallShared, 8, 32, 1, false, false},
+	{128, largeShared, 8, 32, 2, true, false},
+	{128, hopper, 8, 32, 2, true, false},
+	{128, smallShared, 8, 32, 1, true, false},
+	{128, ampere, 4, 16, 1, true, true},
 }
 
-const (
-	backwardKeys        = 128 // of a thread block
-	backwardRowsThreads = 256
-)
+const backwardRowsThreads = 256
+
+// keys returns the keys of a thread block.
+func (k *backwardKernel) keys() int {
+	if k.wide {
+		return 64
+	}
+	return 128
+}
 
 // canBackward lists what the kernels support. Workers do not change gradients.
 var canBackward = attn.Can{Name: "gradients and dropout on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
 
+// canBackwardWide is canBackward of float32.
+var canBackwardWide = attn.Can{Name: "gradients of float32 on GPUs", Features: canBackward.Features &^ attn.Dropout, KV: []attn.DType{attn.Float32}}
+
+func canBackwardOf(kv attn.DType) *attn.Can {
+	if kv == attn.Float32 {
+		return &canBackwardWide
+	}
+	return &canBackward
+}
+
 // shared returns the bytes of shared memory.
 func (k *backwardKernel) shared() int {
-	return 2*backwardKeys*k.dim*2 + backwardKeys*128 + k.stages*(2*k.rows*k.dim*2+k.rows*8) + 16
+	if k.wide { // rows are longer: BackwardWide
+		return (2*k.keys()*(k.dim+4)+2*k.rows*(k.dim+4)+k.rows*2+k.keys()*(k.rows+8))*4 + 16
+	}
+	return 2*k.keys()*k.dim*2 + k.keys()*128 + k.stages*(2*k.rows*k.dim*2+k.rows*8) + 16
 }
 
 // backwardParams is struct BackwardParams.
@@ -94,7 +114,7 @@ func CanBackward(op string, s *attn.Gradient, kv attn.DType) error {
 	if err := s.Check(op); err != nil {
 		return err
 	}
-	if err := canBackward.Do(op, backwardProblem(s, kv)); err != nil {
+	if err := canBackwardOf(kv).Do(op, backwardProblem(s, kv)); err != nil {
 		return err
 	}
 	most := backwardTable[len(backwardTable)-1].dim
@@ -123,9 +143,10 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	if err := CanBackward(op, s, kv); err != nil {
 		return nil, err
 	}
-	scored := backwardProblem(s, kv).Features()&backwardScoredFeatures != 0
+	wide := kv == attn.Float32
+	scored := wide || backwardProblem(s, kv).Features()&backwardScoredFeatures != 0
 	i := slices.IndexFunc(backwardTable, func(k backwardKernel) bool {
-		return k.scored == scored && s.Dim <= k.dim && k.capability.have(e.info.Capability)
+		return k.scored == scored && k.wide == wide && s.Dim <= k.dim && k.capability.have(e.info.Capability)
 	})
 	if i < 0 {
 		return nil, gpu.Errorf(op, attn.ErrUnsupported, "%s of compute capability %d", canBackward.Name, e.info.Capability)
@@ -149,7 +170,7 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 		b.sums = align(b.terms + queryBlocks*int64(k.rows)*4)
 	}
 	b.bytes = b.sums
-	if s.Keys > backwardKeys { // with one key block, dq needs no sums
+	if s.Keys > k.keys() { // with one key block, dq needs no sums
 		b.bytes += queryBlocks * int64(k.rows) * int64(k.dim) * 4
 	}
 	return b, nil
@@ -262,7 +283,7 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	}
 	launches := []backwardLaunch{
 		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}},
-		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, backwardKeys)}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}},
+		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}},
 	}
 	var scored backwardScoredParams
 	if k.scored {

@@ -13,7 +13,7 @@ import (
 // Gradients of attention with more than a causal mask (kernels/attn_backward_variant.cuh): the kernels of another unit, with
 // more parameters, and a launch each for the gradients of a bias and of sinks.
 
-const backwardScoredUnit = "backward_variant"
+const backwardScoredUnit, backwardWideUnit = "backward_variant", "backward_wide"
 
 // backwardScoredFeatures are the features that need the kernels with scores.
 const backwardScoredFeatures = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout
@@ -37,7 +37,11 @@ type backwardScoredParams struct {
 
 // loadScored loads the kernels with scores.
 func (b *Backward) loadScored() error {
-	m, err := gpu.Module(b.engine.dev, backwardScoredUnit)
+	unit := backwardScoredUnit
+	if b.kernel.wide {
+		unit = backwardWideUnit
+	}
+	m, err := gpu.Module(b.engine.dev, unit)
 	if err != nil {
 		return err
 	}
@@ -134,11 +138,14 @@ func (b *Backward) slopes() (all []float32) {
 func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	s, k := &b.shape, b.kernel
 	if o.DBias.Buffer != nil {
-		pieces := attn.Product(attn.Ceil(s.Keys, backwardKeys), s.Bias.Heads, s.Bias.Sequences)
+		pieces := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences)
 		if s.Bias.Queries != 1 {
 			pieces *= b.blocks
 		}
-		shared := 2*backwardKeys*k.dim*2 + 2*k.rows*k.dim*2 + k.rows*8
+		shared := 2*k.keys()*k.dim*2 + 2*k.rows*k.dim*2 + k.rows*8
+		if k.wide {
+			shared = k.shared()
+		}
 		all = append(all, backwardLaunch{b.biasFunction, cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{k.warps * 32}, Shared: shared}})
 	}
 	if o.DSinks.Buffer != nil {
@@ -169,7 +176,9 @@ type DropoutOperands struct {
 }
 
 // CanForward returns an error if [Backward.Forward] does not compute p: it has a schedule of its own.
-func CanForward(op string, p *attn.Problem) error { return canBackward.Do(op, p) }
+func CanForward(op string, p *attn.Problem) error {
+	return canBackwardOf(p.Pages.Key().DType).Do(op, p)
+}
 
 func (b *Backward) dropoutFunction(dim int) (*cuda.Function, error) {
 	e := b.engine
@@ -236,7 +245,7 @@ func canScores(op string, s *attn.Gradient) error {
 	if s.Cap != 0 && (s.Cap < 0x1p-100 || s.Cap > 0x1p100) {
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a soft cap of %v: kernels have 2^-100 to 2^100", canBackward.Name, s.Cap)
 	}
-	if pieces := attn.Product(attn.Ceil(s.Keys, backwardKeys), s.Bias.Heads, s.Bias.Sequences, s.Queries); pieces > math.MaxInt32 {
+	if pieces := attn.Product(attn.Ceil(s.Keys, 64), s.Bias.Heads, s.Bias.Sequences, s.Queries); pieces > math.MaxInt32 {
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a bias of %d sequences and %d heads for %d queries and %d keys: kernels have at most 2^31 pieces", canBackward.Name, s.Bias.Sequences, s.Bias.Heads, s.Queries, s.Keys)
 	}
 	return nil

@@ -291,6 +291,23 @@ func testBackwardScores(t *testing.T, m *machine, n, work, longest int) {
 	b.close(t)
 }
 
+// testBackwardWide runs gradients of float32, with the options that they have.
+func testBackwardWide(t *testing.T, m *machine, n, work, longest int) {
+	rng := reftest.Rand(t)
+	for i := range n {
+		s := backwardShape(rng, work, longest)
+		for _, option := range backwardOptions {
+			if option.name != "dropout" && rng.IntN(3) == 0 && i > 0 {
+				s = option.set(rng, s)
+			}
+		}
+		m.testBackwardCase(t, rng, s, attn.Float32)
+	}
+	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 72, ValueDim: 72, Queries: []int{longest}, Keys: []int{longest + 20}}
+	s.Causal, s.Window, s.SinkTokens = true, longest/3, 2
+	m.testBackwardRuns(t, rng, s, attn.Float32, 3)
+}
+
 // testBackwardCase runs a shape twice, with random numbers.
 func (m *machine) testBackwardCase(t *testing.T, rng *rand.Rand, s reftest.Shape, kv attn.DType) {
 	t.Helper()
@@ -301,7 +318,7 @@ func (m *machine) testBackwardCase(t *testing.T, rng *rand.Rand, s reftest.Shape
 	if b.check(t); t.Failed() {
 		t.Fatalf("%v inputs, %+v", in, of)
 	}
-	if of.out {
+	if of.out && kv != attn.Float32 {
 		m.testDropout(t, b)
 	}
 	if again := m.runBackward(t, b); !bytes.Equal(again, first) {
@@ -423,7 +440,11 @@ func TestCanBackward(t *testing.T) {
 		change(&g)
 		wantError(t, text, CanBackward("x", &g, attn.Float16), attn.ErrUnsupported, text)
 	}
-	wantError(t, "float32", CanBackward("x", &good, attn.Float32), attn.ErrDType, "float32")
+	noError(t, CanBackward("x", &good, attn.Float32))
+	wantError(t, "float64", CanBackward("x", &good, attn.Float64), attn.ErrDType, "float64")
+	dropped := good
+	dropped.Dropout = .5
+	wantError(t, "dropout of float32", CanBackward("x", &dropped, attn.Float32), attn.ErrUnsupported, "gradients of float32 on GPUs: a dropout of 0.5")
 	good.KVHeads = 3
 	wantError(t, "heads", CanBackward("x", &good, attn.Float16), attn.ErrShape, "3 KV heads")
 }
@@ -434,6 +455,10 @@ func TestGPUBackward(t *testing.T) {
 
 func TestGPUBackwardScores(t *testing.T) {
 	testBackwardScores(t, realGPU(t), enginetest.OrShort(600, 40), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
+}
+
+func TestGPUBackwardWide(t *testing.T) {
+	testBackwardWide(t, realGPU(t), enginetest.OrShort(400, 20), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
 }
 
 func TestGPUBackwardBits(t *testing.T) {

@@ -44,7 +44,7 @@
 //
 // A [Backward] computes gradients (backward.go), without a plan: thread blocks take keys in the order of a ticket.
 //
-//   - Operands: float16 or bfloat16, of one type. Head dims: multiples of 8 up to 128.
+//   - Operands: float32, float16 or bfloat16, of one type; float32 without dropout. Head dims: multiples of 8 up to 128.
 //   - Everything that forward kernels have but trees, batch invariance and variants; and dropout. Other features are errors.
 //   - Attention with dropout has the same operands ([Backward.Forward]).
 //

@@ -210,6 +210,10 @@ func TestEmulatedBackwardScores(t *testing.T) {
 	testBackwardScoresBits(t, m, 2, reftest.Cases(t, 150, 400))
 }
 
+func TestEmulatedBackwardWide(t *testing.T) {
+	testBackwardWide(t, emulatedGPU(t, 5), reftest.Cases(t, 2, 24), 60_000, 150)
+}
+
 // Each driver call of gradients fails once: the error is returned, nothing leaks, and a second try works.
 func TestEmulatedBackwardFailures(t *testing.T) {
 	m, lib := emulatedDriver(t, 3)
