@@ -197,3 +197,14 @@ func Product(ns ...int) int {
 	}
 	return p
 }
+
+// Reduced returns g with the mask Causal in place of the condition key <= query of its Variant. Attention is the same.
+func (g Problem) Reduced() Problem {
+	if g.Variant == nil {
+		return g
+	}
+	if rest, ok := g.Variant.WithoutCausal(); ok {
+		g.Causal, g.Variant = true, rest
+	}
+	return g
+}

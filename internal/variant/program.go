@@ -68,6 +68,10 @@ type Program struct {
 	Unnormalised bool
 
 	text string
+
+	once   sync.Once // of WithoutCausal
+	rest   *Program
+	causal bool
 }
 
 // Partial is the derivative of Score by a node that is an element of a tensor.

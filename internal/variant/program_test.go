@@ -219,3 +219,46 @@ func FuzzNew(f *testing.F) {
 		p.Sees(&variant.Bounds{Query: variant.Interval{Lo: 0, Hi: 9}, Key: variant.Interval{Lo: 0, Hi: 9}}, make([]variant.Interval, len(p.Nodes)))
 	})
 }
+
+// TestWithoutCausal: for keys up to the query, a Program without the condition key <= query has the same values.
+func TestWithoutCausal(t *testing.T) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 4))
+	for _, x := range []struct {
+		score, visible string
+		ok, left       bool // left: something remains
+	}{
+		{"", "key <= query", true, false}, {"", "query >= key", true, false}, {"score*2", "key <= query", true, true}, {"", "key <= query && query-key < 3", true, true},
+		{"where(key <= query && head == 1, 1.5, score)", "key != 2 && (key <= query && head == 1)", true, true}, {"", "query-key < 3", false, true},
+		{"", "key <= query || key < 3", false, true}, {"", "query <= key", false, true}, {"", "!(key <= query)", false, true}, {"score*2", "", false, true},
+		{"", "key <= query && !(key <= query && head == 1)", true, true},
+	} {
+		p, err := variant.New(variant.Source{Score: x.score, Visible: x.visible})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest, ok := p.WithoutCausal()
+		if ok != x.ok || ok && (rest != nil) != x.left {
+			t.Fatalf("%v: %v, %t", p, rest, ok)
+		}
+		if again, _ := p.WithoutCausal(); again != rest {
+			t.Errorf("%v: another Program", p)
+		}
+		for range 50 {
+			at := &variant.At{Score: rng.NormFloat64(), Query: rng.IntN(9), Head: rng.IntN(3)}
+			at.Key = rng.IntN(at.Query + 1)
+			switch {
+			case rest == nil && ok:
+				if !p.SeesAt(at) || p.ScoreAt(at) != at.Score {
+					t.Fatalf("%v at %+v: %t, %v", p, at, p.SeesAt(at), p.ScoreAt(at))
+				}
+			case ok:
+				if p.SeesAt(at) != rest.SeesAt(at) || p.ScoreAt(at) != rest.ScoreAt(at) {
+					t.Fatalf("%v at %+v: %t and %t", p, at, p.SeesAt(at), rest.SeesAt(at))
+				}
+				if at.Key = at.Query + 1 + rng.IntN(3); p.SeesAt(at) {
+					t.Fatalf("%v at %+v: a later key", p, at)
+				}
+			}
+		}
+	}
+}

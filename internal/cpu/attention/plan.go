@@ -139,7 +139,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	if err := canAttend.Do(op, &g); err != nil {
 		return err
 	}
-	g = withDefaults(g)
+	g = withDefaults(g.Reduced())
 	for i := range seqs {
 		if err := seqs[i].CheckSize(op, i, g.PageTokens); err != nil {
 			return err

@@ -112,9 +112,11 @@ func (e *Engine) hasCopyEngine() bool { return e.info.Capability >= 90 }
 // hasEpilogue reports whether kernels have epilogue warps, which merge and store output tiles.
 func (e *Engine) hasEpilogue() bool { return e.info.Capability == 90 }
 
-// Supports returns nil if a kernel takes g. Errors wrap attn.ErrShape, attn.ErrDType and attn.ErrUnsupported.
-func (e *Engine) Supports(g *attn.Problem) error {
+// Supports returns nil if a kernel takes the problem. Errors wrap attn.ErrShape, attn.ErrDType and attn.ErrUnsupported.
+func (e *Engine) Supports(asked *attn.Problem) error {
 	const op = "supports"
+	reduced := asked.Reduced()
+	g := &reduced
 	if err := supports(op, g, e.kernels); err != nil {
 		return err
 	}
@@ -129,7 +131,10 @@ func (e *Engine) Supports(g *attn.Problem) error {
 }
 
 // HasKernel is Supports without a GPU. A GPU may still have too little shared memory.
-func HasKernel(g *attn.Problem) error { return supports("supports", g, table) }
+func HasKernel(asked *attn.Problem) error {
+	g := asked.Reduced()
+	return supports("supports", &g, table)
+}
 
 // kernel returns the kernel that find returns, or an error that names the unsupported part of w.
 func (e *Engine) kernel(op string, w *want) (*kernel, error) {

@@ -213,6 +213,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 			return gpu.Errorf(op, attn.ErrShape, "row %d goes to slot %d", i, slot)
 		}
 	}
+	g = g.Reduced()
 	p.into = slots
 	defer func() { p.into = nil }()
 	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
