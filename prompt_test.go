@@ -33,6 +33,9 @@ func newPromptModel(rng *rand.Rand, dtype tensor.Dtype) *promptModel {
 		layers: 1 + rng.IntN(2), width: 1 + rng.IntN(30), heads: 1 + rng.IntN(4), nope: 1 + rng.IntN(20), rope: 2 * rng.IntN(6), latent: 1 + rng.IntN(30),
 		value: 1 + rng.IntN(20), dtype: dtype, weights: map[string]*tensor.Dense{},
 	}
+	if m.layers > 1 { // the norm of few numbers, all near 0, makes much of the rounding of the layer before
+		m.width, m.latent = m.width+8, m.latent+8
+	}
 	m.opts = []la.Option{la.WithCausal(), la.WithScale(1 / math.Sqrt(float64(m.nope+m.rope)))}
 	if m.rope > 0 {
 		m.rotary = &rope.Config{Dim: m.rope, Last: true, Interleaved: rng.IntN(2) == 0, Scaling: rope.YaRN{Factor: 4, Context: 16, MScale: 0.8, MScaleAllDim: 0.6}}
