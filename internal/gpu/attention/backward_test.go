@@ -415,6 +415,9 @@ func (m *machine) testBackwardRuns(t *testing.T, rng *rand.Rand, s reftest.Shape
 	b := m.newBackward(t, rng, s, reftest.Normal, kv, costs{out: true}, 1)
 	first := m.runBackward(t, b)
 	b.check(t)
+	if kv != attn.Float32 {
+		m.testDropout(t, b)
+	}
 	for run := range runs - 1 {
 		if again := m.runBackward(t, b); !bytes.Equal(again, first) {
 			t.Fatalf("%v: other bits in run %d", b, run+1)
