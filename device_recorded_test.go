@@ -185,7 +185,7 @@ func TestGPUGradientsRecordedFaults(t *testing.T) {
 			break
 		}
 	}
-	if failed < 10 {
+	if failed < 5 {
 		t.Errorf("%d calls failed", failed)
 	}
 }
