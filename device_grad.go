@@ -21,7 +21,8 @@ import (
 // doOnGPU is Do for operands on a GPU. Lengths and the seed are in host memory.
 func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, error) {
 	s := gradientProblem(&op.problem, &op.config)
-	if _, err := g.Backward(name, s, op.query); err != nil {
+	b, err := g.Backward(name, s, op.query)
+	if err != nil {
 		return nil, err // before lengths are read: the error names an option rather than an input of the option
 	}
 	var there [roles]*ongpu.Tensor
@@ -53,14 +54,21 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 		}
 		there[w.of] = d
 	}
-	if err := op.setLengths(name, s, &host); err != nil {
-		return nil, err
-	}
-	b, err := g.Backward(name, s, op.query)
-	if err != nil {
+	if b, err = op.withLengths(name, g, b, s, &host); err != nil {
 		return nil, err
 	}
 	return op.queue(name, g, b, &there, in, seed)
+}
+
+// withLengths returns b, which is made of s, with the lengths of a run.
+func (op *problem) withLengths(name string, g *ongpu.GPU, b *attention.Backward, s *attn.Gradient, host *tensors) (*attention.Backward, error) {
+	if host[roleLengths] == nil && host[roleQueryLengths] == nil {
+		return b, nil
+	}
+	if err := op.setLengths(name, s, host); err != nil {
+		return nil, err
+	}
+	return g.Backward(name, s, op.query)
 }
 
 // queue queues the gradients of checked operands, and returns their vector.
@@ -173,7 +181,8 @@ func (op *attentionOp) dropOnGPU(name string, r *denseRun, g *ongpu.GPU, in []G.
 		return nil, nil, err
 	}
 	s := gradientProblem(&op.problem, &op.config)
-	if _, err := g.Backward(name, s, op.query); err != nil {
+	b, err := g.Backward(name, s, op.query)
+	if err != nil {
 		return nil, nil, err
 	}
 	there := [roles]*ongpu.Tensor{roleBias: further.bias, roleSinks: further.sinks}
@@ -192,11 +201,7 @@ func (op *attentionOp) dropOnGPU(name string, r *denseRun, g *ongpu.GPU, in []G.
 			return nil, nil, err
 		}
 	}
-	if err := op.setLengths(name, s, &host); err != nil {
-		return nil, nil, err
-	}
-	b, err := g.Backward(name, s, op.query)
-	if err != nil {
+	if b, err = op.withLengths(name, g, b, s, &host); err != nil {
 		return nil, nil, err
 	}
 	err = withTable(name, "attention", op.config.fixed(), g, b.Table(), int64(len(b.Table())), in, func(sub *queue.Submission, w gpu.Bytes) error {

@@ -185,7 +185,7 @@ func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
 	return g
 }
 
-// gradPart is one gradient: its role, the input of the differentiated op, its shape, and its first element in the vector.
+// gradPart is one gradient: the role and the number of the input, the shape, and the first element in the vector of all gradients.
 type gradPart struct {
 	of    role
 	input int

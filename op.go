@@ -45,11 +45,11 @@ import (
 //     output is there. Lengths are in host memory.
 //   - Machines: the tape machine, any number of runs; the lisp machine, one run.
 //   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
-//     element type. On the tape machine also on a GPU, for head dims up to 128 that are multiples of 8 and dv = d, but not of float64, not with
-//     [WithVariant], and of float32 not with [WithDropout]. Only those of 16 bits are there with [WithSinkTokens]. Others, and second
-//     derivatives, are [ErrUnsupported]. The backward pass computes the weights again from the
-//     log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4), so no memory grows with Nq*Nk. Gradients of keys
-//     and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
+//     element type. Other gradients, and second derivatives, are [ErrUnsupported], on GPUs too.
+//   - Gradients on a GPU, on the tape machine: of float32 and 16 bits, for head dims up to 128 that are multiples of 8, and values as wide
+//     as keys, without [WithVariant]. [WithDropout] and [WithSinkTokens] need 16 bits.
+//   - The backward pass computes the weights again from the log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4),
+//     so no memory grows with Nq*Nk. Gradients of keys and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
 //
 // Errors:
 //

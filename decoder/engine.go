@@ -51,7 +51,7 @@ type Engine struct {
 	prompts   *graph   // for texts without cached tokens; nil: the other graphs serve these texts as well
 	scores    *graph   // of LogProbs; nil: not needed yet
 
-	mu        sync.Locker // held while a step computes, or weights go to a GPU: of all engines of the GPU, as a recording is of one of them
+	mu        sync.Locker // held while a step computes or weights are loaded; engines of a GPU share one, since copies of one engine fail while another records
 	scheduler scheduler
 	stats     Stats
 	pinned    int // pages of Pin

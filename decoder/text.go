@@ -47,7 +47,7 @@ type Request struct {
 }
 
 // A Constraint says which tokens may continue a text. Tokens that Sampling forbids are not chosen, either: the text ends with [ErrLogits]
-// if no token is left.
+// if no token is left. The engine is locked during both calls, as are other engines of its GPU, so neither method may call one of them.
 type Constraint interface {
 	// Allowed returns the tokens that may come next: token i has bit i%64 of element i/64. Tokens of [Request].Ends are among them where
 	// the text may end. The slice does not change until the call of Accept.

@@ -571,10 +571,7 @@ func testChoice(t *testing.T, members int) {
 // A call of the driver that fails while two GPUs do their parts of a graph is an error that names one of them, and the graph can run again: then
 // it has the bits that it had before, also where a GPU was left waiting for a sum that the other one was not given.
 func TestGPUsFaults(t *testing.T) {
-	lib := system.Emulate(t)
-	if lib == nil {
-		t.Skip("calls of a real driver don't fail on demand")
-	}
+	lib := system.Failing(t)
 	gpu, err := device.Open(0, 1)
 	if err != nil {
 		t.Fatal(err)

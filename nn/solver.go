@@ -229,7 +229,7 @@ func (s *solver) locked(title string, model []G.ValueGrad, gradients bool, of ru
 	return f(ws, &rule)
 }
 
-// remember keeps what the weights are.
+// remember keeps the names, shapes, types and places of the weights.
 func (s *solver) remember(ws []trainedWeight) {
 	if s.kept == nil {
 		for i := range ws {
@@ -341,7 +341,7 @@ func (s *solver) same(title string, ws []trainedWeight) error {
 	return nil
 }
 
-// scaleBy sets the factor of the gradients, whose squares have these sums, or skip.
+// scaleBy sets scale, the factor of the gradients, or skip. sums are the sums of the squares of the gradients.
 func (r *solverRule) scaleBy(title string, sums []float64) error {
 	sum := 0.0
 	for _, x := range sums {

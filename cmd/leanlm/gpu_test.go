@@ -42,10 +42,7 @@ func (w *failingFrom) Write(p []byte) (int, error) {
 func TestGPUCause(t *testing.T) {
 	for _, function := range []string{"cuLaunchKernelEx", "cuMemAlloc_v2"} {
 		t.Run(function, func(t *testing.T) {
-			lib := system.Emulate(t)
-			if lib == nil {
-				t.Skip("calls fail on demand on an emulated GPU only: LEANATTENTION_GPU=emulated")
-			}
+			lib := system.Failing(t)
 			const outOfMemory = 2
 			errs := &failingFrom{after: "loaded", fail: func() { lib.State().FailIn(function, outOfMemory) }}
 			status := run(t.Context(), []string{"generate", "-device", "gpu", "-p", "Once", "-n", "1"}, streams{nil, &bytes.Buffer{}, errs})

@@ -59,7 +59,7 @@ func (o *Operands[F]) massOf(g *attn.Problem, row, head int) []F {
 	return o.Mass[at : at+o.Tiles]
 }
 
-// clearMass makes the attention mass of all rows that of no keys, before any worker begins: 0 of rows that no worker visits.
+// clearMass writes log-sum-exps of no keys to Operands.Mass before any worker begins. Rows that see no key, which no worker visits, get 0.
 func clearMass[F cpu.Real](p *Plan, o *Operands[F]) {
 	if o.Mass == nil {
 		return
@@ -81,7 +81,7 @@ func clearMass[F cpu.Real](p *Plan, o *Operands[F]) {
 	}
 }
 
-// finishMass makes log-sum-exps of a row's LeanTiles their shares of the state of all keys.
+// finishMass replaces the log-sum-exps of a row's LeanTiles by the LeanTiles' shares of all weights. s is the state of all keys.
 func finishMass[F cpu.Real](m []F, s *lean.State[F]) {
 	if s.Empty() {
 		clear(m)
@@ -102,14 +102,14 @@ func (r *massRun[F]) grow(rows int) {
 	}
 }
 
-// begin makes the sums of a block's rows 0 before the keys of a LeanTile. A state may have a maximum and no sum.
+// begin keeps the maxima and sums of a block's rows, and sets the sums to 0 for the keys of a LeanTile.
 func (r *massRun[F]) begin(of *partial[F], rows int) {
 	copy(r.m, of.m[:rows])
 	copy(r.l, of.l[:rows])
 	clear(of.l[:rows])
 }
 
-// end notes the log-sum-exps of the rows over the LeanTile, its number in the sequence, and adds the sums before it.
+// end writes the log-sum-exps of the rows over LeanTile number `tile` of the sequence, and adds the sums that begin has kept.
 func (r *massRun[F]) end(ws *workspace[F], b block, of *partial[F], tile int) {
 	for i := range b.rows {
 		m, l := of.m[i], of.l[i]

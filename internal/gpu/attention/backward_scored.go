@@ -240,7 +240,7 @@ func (b *Backward) Forward(stream *cuda.Stream, o *DropoutOperands) error {
 	return f.Launch(stream, cuda.Grid{Blocks: [3]int{blocks * s.Batch * s.Heads}, Threads: [3]int{backwardRowsThreads}, Shared: shared}, &args)
 }
 
-// canScores returns an error for numbers that kernels with scores do not take.
+// canScores returns an error if the soft cap or the size of the bias is out of range.
 func canScores(op string, s *attn.Gradient) error {
 	if s.Cap != 0 && (s.Cap < 0x1p-100 || s.Cap > 0x1p100) {
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a soft cap of %v: kernels have 2^-100 to 2^100", canBackward.Name, s.Cap)

@@ -87,11 +87,11 @@ func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.functions[0].Launch(s, cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.hasCopyEngine()}, &p.args)
 }
 
-// isGrouped reports whether values are in keys and have scales.
+// isGrouped reports whether keys hold the values, and the values have scales.
 func isGrouped(g *attn.Problem) bool { return isScaled(g) && g.Pages.InKeys() }
 
-// supportsGrouped returns an error if kernels do not read the planes of g, which isGrouped. A row has one number in all planes and
-// among the scales.
+// supportsGrouped returns an error if no kernel reads the planes of g. isGrouped is true of g. A token's row has the same number in all
+// planes and among the scales.
 func supportsGrouped(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	f := &g.Pages
@@ -107,7 +107,7 @@ func supportsGrouped(op string, g *attn.Problem) error {
 	return nil
 }
 
-// checkGrouped returns an error if the memory does not hold the plan's pages besides the values.
+// checkGrouped returns an error if the memory for scales, or for the rest of keys behind the values, is too small for the plan's pages.
 func (p *Plan) checkGrouped(op string, pages *Pages) error {
 	g := &p.form.geometry
 	if !isGrouped(g) {

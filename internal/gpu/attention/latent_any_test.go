@@ -62,19 +62,7 @@ func testLatentAny(t *testing.T, m *machine, n, longest int) {
 	for i := range n {
 		s := anyLatent(rng, i, longest)
 		o := options{kv: gpu.Types[i%3], dense: rng.IntN(4) == 0, mixed: rng.IntN(5) == 0 && i%3 < 2, shape: &s}
-		in := enginetest.Pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, o)
-		p.randomSchedule()
-		p.geometry.Unfused = false
-		m.run(t, plan, p)
-		p.check(t)
-		if t.Failed() {
-			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
-		}
-		for _, k := range plan.Kernels() {
-			ran[k]++
-		}
-		p.close(t)
+		m.runLatent(t, rng, plan, i, o, ran)
 	}
 	noError(t, plan.Close())
 	for _, k := range []string{"latent_any_f16", "latent_any_bf16", "latent_any_f32"} {

@@ -2,6 +2,7 @@ package attention
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -14,7 +15,7 @@ import (
 func testLatent(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	ran := map[string]bool{}
+	ran := map[string]int{}
 	heads := []int{16, 64, 5, 32, 128, 1, 20}
 	for i := range n {
 		s := reftest.Shape{Heads: heads[i%len(heads)], KVHeads: 1, Dim: 576, ValueDim: 512, Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
@@ -27,26 +28,32 @@ func testLatent(t *testing.T, m *machine, n, longest int) {
 			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 63, 64, 65, 127, 128, 129, rng.IntN(longest)))
 		}
 		o := options{kv: []attn.DType{attn.Float16, attn.BFloat16}[i/len(heads)%2], dense: rng.IntN(4) == 0, mixed: rng.IntN(5) == 0, shape: &s}
-		in := enginetest.Pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, o)
-		p.randomSchedule()
-		p.geometry.Unfused = false
-		m.run(t, plan, p)
-		p.check(t)
-		if t.Failed() {
-			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
-		}
-		for _, k := range plan.Kernels() {
-			ran[k] = true
-		}
-		p.close(t)
+		m.runLatent(t, rng, plan, i, o, ran)
 	}
 	noError(t, plan.Close())
 	for _, k := range []string{"latent_f16", "latent_bf16"} {
-		if n >= 2*len(heads) && !ran[k] {
+		if n >= 2*len(heads) && ran[k] == 0 {
 			t.Errorf("no problem went to %s, but to %v", k, ran)
 		}
 	}
+}
+
+// runLatent runs problem i of random ones, and counts the kernels in ran.
+func (m *machine) runLatent(t *testing.T, rng *rand.Rand, plan *Plan, i int, o options, ran map[string]int) {
+	t.Helper()
+	in := enginetest.Pick(rng, reftest.AllInputs...)
+	p := m.newProblem(t, rng, in, o)
+	p.randomSchedule()
+	p.geometry.Unfused = false
+	m.run(t, plan, p)
+	p.check(t)
+	if t.Failed() {
+		t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
+	}
+	for _, k := range plan.Kernels() {
+		ran[k]++
+	}
+	p.close(t)
 }
 
 // groupedPages returns the format of keys whose first elements are values of E4M3 with scales.

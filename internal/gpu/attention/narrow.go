@@ -50,7 +50,7 @@ func narrowFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok && c.slots >= 4
 }
 
-// isScaled reports whether pages have scales, and isNarrow whether their values are in no keys, too.
+// isScaled reports whether pages have scales. isNarrow reports whether pages have scales, and values of their own.
 func isScaled(g *attn.Problem) bool { return g.Pages.Key().Scales != attn.NoScales }
 func isNarrow(g *attn.Problem) bool { return isScaled(g) && !g.Pages.InKeys() }
 
