@@ -26,8 +26,9 @@
 //
 // The table of kernels (table.go) has three families: decode, prefill and unfused.
 //
-//   - Keys and values: float16, bfloat16 or float32, with head dims 64, 80, 96, 128 and 256. Values are as wide as keys.
-//     Pages may have any size. The rows of a page follow each other.
+//   - Keys and values: float16, bfloat16 or float32, with head dims 64, 80, 96, 128 and 256. Pages may have any size. The
+//     rows of a page follow each other. From 9.0 on, launches around attention (spread.go) add other multiples of 8, and
+//     values of another width than keys.
 //   - Queries and outputs: any of these types, which may differ from the keys' type. Any number of heads, any group size.
 //   - Windows, sink tokens, trees, attention sinks, soft caps, ALiBi, biases and batch invariance: one Variant of the
 //     decode and prefill kernels (scored.go). The launch chooses among them at run time. Plain attention has kernels

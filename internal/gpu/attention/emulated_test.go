@@ -37,6 +37,10 @@ func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 60), options{work: 1e5, longest: 300})
 }
 
+func TestEmulatedSpread(t *testing.T) {
+	testSpread(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 60), options{work: 3e5, longest: 300})
+}
+
 // Prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)

@@ -18,9 +18,10 @@ type Engine struct {
 	kernels                       []kernel   // lines of the table for this GPU
 	loading                       sync.Mutex // held while functions of kernels are loaded
 	append                        *cuda.Function
-	gatherPrefixes, mergePrefixes *cuda.Function // nil before first use
-	rotary, appendNarrow          *cuda.Function // nil before first use
-	appendLatent                  *cuda.Function // nil before first use
+	gatherPrefixes, mergePrefixes *cuda.Function    // nil before first use
+	rotary, appendNarrow          *cuda.Function    // nil before first use
+	appendLatent                  *cuda.Function    // nil before first use
+	spread                        [2]*cuda.Function // before and after attention; nil before first use
 	closed                        atomic.Bool
 	printed                       printed // kernels of variants
 
@@ -120,6 +121,8 @@ func (e *Engine) Supports(asked *attn.Problem) error {
 	if err := supports(op, g, e.kernels); err != nil {
 		return err
 	}
+	spread := spreadsOf(g)
+	reduced = spread.problem(reduced)
 	w := want{problem: g, features: g.Features(), rows: g.Group()}
 	if g.Variant != nil {
 		if err := e.printAll(op, g, e.findPrefill(g, mostPackedRows).taken(g, false), e.find(&w)); err != nil {
@@ -158,14 +161,15 @@ type mapKey struct {
 	address  uint64
 	rows     int
 	dim, box int
+	row      columns
 	whole    bool // a box is a chunk
 	element  attn.DType
 }
 
-// tensorMap returns the tensor map of keys (or values) in m, for boxes of `box` rows.
-func (e *Engine) tensorMap(m *gpu.Memory, s *shape, box int) (cuda.TensorMap, error) {
-	key := mapKey{m.Address(), max(m.Len/s.dim, 1), s.dim, box, box == s.keys, s.element}
+// tensorMap returns the tensor map of keys (or values) in m, for boxes of `box` rows. `row` says where their elements go.
+func (e *Engine) tensorMap(m *gpu.Memory, s *shape, row columns, box int) (cuda.TensorMap, error) {
+	key := mapKey{m.Address(), max(m.Len/int(row.dim), 1), s.dim, box, row, box == s.keys, s.element}
 	return e.maps.Get(key, func() (cuda.TensorMap, error) {
-		return e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(key.rows, box))
+		return e.dev.TensorMap(m.Buffer, m.Offset, s.tiles(row, key.rows, box))
 	})
 }

@@ -89,10 +89,10 @@ func TestTensorMaps(t *testing.T) {
 	s := m.engine.shape(attn.Float16, 64)
 	for i := range 100 {
 		x := gpu.Memory{Buffer: b, Offset: int64(16 * i), DType: attn.Float16, Len: 640}
-		first, err := m.engine.tensorMap(&x, &s, 16)
+		first, err := m.engine.tensorMap(&x, &s, whole(64), 16)
 		noError(t, err)
 		lib.Forget()
-		again, err := m.engine.tensorMap(&x, &s, 16)
+		again, err := m.engine.tensorMap(&x, &s, whole(64), 16)
 		noError(t, err)
 		if first != again || lib.Log() != "" {
 			t.Fatalf("%v, and then %v\n%s", first, again, lib.Log())
@@ -100,7 +100,7 @@ func TestTensorMaps(t *testing.T) {
 		for _, other := range []struct{ n, box int }{{641, 16}, {704, 16}, {640, 8}} {
 			y := x
 			y.Len = other.n
-			z, err := m.engine.tensorMap(&y, &s, other.box)
+			z, err := m.engine.tensorMap(&y, &s, whole(64), other.box)
 			noError(t, err)
 			if (z == first) != (other.n == 641) {
 				t.Fatalf("%d elements, boxes of %d: %v", other.n, other.box, z)

@@ -70,7 +70,7 @@ func (p *Plan) Device() *cuda.Device { return p.engine.dev }
 func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("append") || p.form.kernel.family != &decodeFamily || rotates(&p.form.geometry) || p.checkPages("append", &to) != nil {
+	if !p.canAppend("append") || p.form.spread.on() || p.form.kernel.family != &decodeFamily || rotates(&p.form.geometry) || p.checkPages("append", &to) != nil {
 		return false
 	}
 	a := p.appending()
@@ -88,7 +88,7 @@ func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("attention") || p.form.kernel.family != &decodeFamily || p.form.both || p.form.sharing.on() { // the schedule does not cover all sequences and keys
+	if !p.canAppend("attention") || p.form.spread.on() || p.form.kernel.family != &decodeFamily || p.form.both || p.form.sharing.on() { // the schedule does not cover all sequences and keys
 		return false
 	}
 	if p.form.geometry.Invariant { // fused launches have their own order of sums
@@ -113,7 +113,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if p.engine.hasCopyEngine() {
 		for i, m := range [...]*gpu.Memory{&o.Pages[0].Data, &o.Pages[1].Data} {
 			var err error
-			if a.Maps[i], err = p.engine.tensorMap(m, &shape, box); err != nil {
+			if a.Maps[i], err = p.engine.tensorMap(m, &shape, whole(g.Dim), box); err != nil {
 				return false // Run returns the error
 			}
 		}

@@ -59,7 +59,7 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	p.fill(o, &shape, &c, box)
 	a := latentParams{Params: p.params.Params, meet: p.params.meet}
-	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, box); err != nil {
+	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, whole(g.Dim), box); err != nil {
 		return err
 	}
 	p.args.Reset()

@@ -24,12 +24,13 @@ type memory struct {
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil before first use
 	parts    *cuda.Buffer // partials of output tiles of the prefill kernels, after their counters, which are zero between launches; nil before first use
+	spread   *cuda.Buffer // queries and outputs, see runSpread; nil before first use
 	states   *cuda.Buffer // of shared prefixes, see sharing.states; or of LeanTiles, with batch invariance; nil before first use
 }
 
 // buffers returns all buffers in a fixed order.
-func (m *memory) buffers() [8]**cuda.Buffer {
-	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states}
+func (m *memory) buffers() [9]**cuda.Buffer {
+	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states, &m.spread}
 }
 
 // stagings is 3, since a recording's copies count as made when its replay has ended: one staging for the running
@@ -149,6 +150,7 @@ type workspaceSize struct {
 	tileRows, dim int   // of the decode kernels' output tiles
 	scores        int64 // numbers
 	parts, states int64 // bytes
+	spread        int64 // bytes
 }
 
 // reserve takes memory for a step and for the lists of a table. On error nothing has changed.
@@ -197,11 +199,17 @@ func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error
 			return err
 		}
 	}
-	if r.states > 0 && (m.states == nil || m.states.Len() < r.states) {
-		if next.states, err = e.dev.NewBuffer(r.states); err != nil {
+	for _, of := range [...]struct {
+		buffer **cuda.Buffer
+		bytes  int64
+	}{{&next.states, r.states}, {&next.spread, r.spread}} {
+		if of.bytes == 0 || *of.buffer != nil && (*of.buffer).Len() >= of.bytes {
+			continue
+		}
+		if *of.buffer, err = e.dev.NewBuffer(of.bytes); err != nil {
 			return err
 		}
-		fresh = append(fresh, next.states)
+		fresh = append(fresh, *of.buffer)
 	}
 	if e.hasEpilogue() {
 		if err = zeros(&next.tagged, size.tagged); err != nil {

@@ -64,7 +64,8 @@ type Plan struct {
 	params    params
 	recorded  bool // set by Recorded
 	newRows   appendParams
-	appended  Pages // pages of the last Append since Build
+	newValues appendParams // of values of another width than keys; else zero
+	appended  Pages        // pages of the last Append since Build
 	anyAppend bool
 }
 
@@ -121,6 +122,7 @@ type form struct {
 	both     bool           // prefill kernels run beside kernel, each for some sequences
 	beside   bool           // beside another plan's launch, see Plan.beside
 	sharing  sharing        // of prefixes
+	spread   spreads        // of heads whose width no kernel has
 	memory   uint64
 }
 
@@ -216,12 +218,21 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	g = g.Reduced()
 	p.into = slots
 	defer func() { p.into = nil }()
+	if err := supports(op, &g, p.engine.kernels); err != nil {
+		return err
+	}
+	spread := spreadsOf(&g)
+	g = spread.problem(g)
 	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
 	if shares {
 		g, seqs = ownProblem(&g), p.prefixes.own
 	}
 	form, need, who, err := p.choose(op, &g, seqs, rows)
 	if err != nil {
+		return err
+	}
+	form.spread = spread
+	if err := p.engine.loadSpread(&spread); err != nil {
 		return err
 	}
 	if err := p.engine.loadPrefill(op, &g, &form.prefill); err != nil {
@@ -258,6 +269,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if restores(&g) {
 		_, take.states = restoreBytes(&g, max(need.Rows, least.Rows))
 	}
+	take.spread = spread.bytes(&g, max(need.Rows, least.Rows))
 	p.prefixes.size()
 	if shares {
 		form.sharing = p.layPrefixes(&results, &g, rows, form.kernel, who, &need, &least)
@@ -299,12 +311,9 @@ func (p *Plan) moved() {
 	p.form.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
 }
 
-// choose checks a step and returns its form, its size, and the division of sequences among kernels. It asks nothing of
+// choose checks a step of a problem that supports has checked, and returns its form, its size, and the division of sequences among kernels. It asks nothing of
 // the GPU and writes only scratch.
 func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need measured, who division, err error) {
-	if err = supports(op, g, p.engine.kernels); err != nil {
-		return form, need, who, err
-	}
 	if need, err = measure(op, g, seqs, rows); err != nil {
 		return form, need, who, err
 	}

@@ -112,8 +112,9 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
 	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
 	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrShape, "pages with keys of 64"},
-	{func(g *attn.Problem) { setDims(g, 72, 72) }, attn.ErrUnsupported, "head dim 72"},
-	{func(g *attn.Problem) { setDims(g, 64, 128) }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
+	{func(g *attn.Problem) { setDims(g, 216, 216) }, attn.ErrUnsupported, "head dim 216 with values of 216"},
+	{func(g *attn.Problem) { setDims(g, 260, 64) }, attn.ErrUnsupported, "head dim 260 with values of 64"},
+	{func(g *attn.Problem) { setDims(g, 64, 128) }, attn.ErrUnsupported, "values must lie as keys do"},
 	{func(g *attn.Problem) {
 		setDims(g, 600, 600)
 		g.Pages.Value.Plane, g.Pages.Planes[1] = 0, attn.Plane{}
@@ -127,7 +128,7 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Scale = math.Inf(1) }, attn.ErrShape, "scale +Inf"},
 	{func(g *attn.Problem) { g.Policy.Kind = 9 }, attn.ErrShape, "schedule 9"},
 	{func(g *attn.Problem) { g.Policy.Kind = lean.FixedSplit }, attn.ErrShape, "split into 0"},
-	{func(g *attn.Problem) { g.Pages.Planes[1].At.Page++ }, attn.ErrUnsupported, "must be equal"},
+	{func(g *attn.Problem) { g.Pages.Planes[1].At.Page++ }, attn.ErrUnsupported, "values must lie as keys do"},
 	{func(g *attn.Problem) { g.Pages.Planes[0].At.Row, g.Pages.Planes[1].At.Row = 128, 128 }, attn.ErrUnsupported, "128 elements apart"},
 	{func(g *attn.Problem) { g.Pages.Planes[0].At.Head++; g.Pages.Planes[1].At = g.Pages.Planes[0].At }, attn.ErrUnsupported, "no multiples"},
 	{func(g *attn.Problem) { g.Pages.Planes[0].At.Page = -64; g.Pages.Planes[1].At = g.Pages.Planes[0].At }, attn.ErrShape, "key strides"},

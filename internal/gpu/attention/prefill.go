@@ -258,7 +258,7 @@ func (p *Plan) prefillArguments(o *Operands, k *kernel) error {
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
-	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Dim), int32(g.Pages.Planes[0].At.Head/g.Dim), int32(g.PageTokens)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Key().At.Page/g.Pages.Key().Dim), int32(g.Pages.Key().At.Head/g.Pages.Key().Dim), int32(g.PageTokens)
 	a.heads, a.group = int32(g.KVHeads), int32(g.Group())
 	if g.Causal {
 		a.causal = 1
@@ -276,9 +276,10 @@ func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
 	shape := e.shape(k.kv, g.Dim)
 	shape.keys = 0 // a box is at most one column block
 	a.box = int32(boxOf(k.tile.keys, p.form.paged, g.PageTokens))
-	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, int(a.box)); err != nil {
+	key, value := p.form.spread.rows(g)
+	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, key, int(a.box)); err != nil {
 		return err
 	}
-	a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, int(a.box))
+	a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, value, int(a.box))
 	return err
 }

@@ -124,7 +124,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	x := &p.prefixes
 	x.blocks, x.saved, x.cuts = 0, 0, x.cuts[:0]
 	switch {
-	case rows == 0 || p.fused || g.Features()&^shareable(g) != 0:
+	case rows == 0 || p.fused || isSpread(g) || g.Features()&^shareable(g) != 0:
 		return false
 	case p.recorded && !p.form.sharing.on():
 		return false

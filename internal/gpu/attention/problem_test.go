@@ -31,6 +31,7 @@ type problem struct {
 	rng            *rand.Rand
 	kv, query, out attn.DType
 	forks          []reftest.Fork // of the sequences; nil: no shared pages
+	apart          bool           // values are not in keys
 	sharesAll      bool           // new tokens are shared, too, and are not appended
 	dense          bool           // operands are (batch, heads, tokens, dim); otherwise rows are tokens and keys are in pages
 	pageTokens     int
@@ -56,6 +57,7 @@ type options struct {
 	forks   bool // sequences share pages of `page` tokens
 	decode  *decode
 	scored  bool // masks other than causal, and score modifications
+	apart   bool // values of another width than keys are not in keys
 	mixed   bool // mixed precision: queries have values of the keys' type, and any stored type
 }
 
@@ -97,7 +99,7 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o options) *problem {
 	t.Helper()
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
+	p := &problem{rng: rng, kv: o.kv, dense: o.dense, apart: o.apart}
 	p.query, p.out = p.kv, p.kv
 	if o.decode == nil && rng.IntN(2) == 0 {
 		p.query, p.out = enginetest.Pick(rng, types...), enginetest.Pick(rng, types...)
@@ -106,7 +108,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		s := randomShape(rng, o)
 		o.shape = &s
 	}
-	if o.shape.ValueDim != o.shape.Dim && in == reftest.Huge {
+	if o.shape.ValueDim != o.shape.Dim && !o.apart && in == reftest.Huge {
 		p.out = attn.Float32 // keys are values, and exceed float16
 	}
 	numbers := p.query
@@ -148,7 +150,7 @@ func latentPages(kv attn.DType, dim, value int) attn.Format {
 }
 
 // latent reports whether the values are the first elements of their keys.
-func (p *problem) latent() bool { return p.ValueDim != p.Dim }
+func (p *problem) latent() bool { return p.ValueDim != p.Dim && !p.apart }
 
 func (p *problem) valuesInKeys() {
 	for i := range p.Queries {
@@ -280,9 +282,13 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	if same != nil {
 		newType = p.kv
 	}
-	fresh := [2][]byte{enginetest.Poisoned(p.rows*p.KVHeads*d, newType), enginetest.Poisoned(p.rows*p.KVHeads*d, newType)}
-	for i := range p.pool {
-		p.pool[i] = enginetest.Poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
+	widths := [2]int{d, d}
+	if p.apart {
+		widths[1] = p.ValueDim
+	}
+	var fresh [2][]byte
+	for i, width := range widths {
+		fresh[i], p.pool[i] = enginetest.Poisoned(p.rows*p.KVHeads*width, newType), enginetest.Poisoned(pages*p.KVHeads*p.pageTokens*width, p.kv)
 	}
 	for i := range p.Queries {
 		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)}
@@ -299,9 +305,9 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 					continue // hidden from this sequence, for which it is NaN, and visible to the previous one
 				}
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
-					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Pages.Planes[0].At.Page+h*g.Pages.Planes[0].At.Head+j%p.pageTokens*d, p.kv
+					to, at, kind := p.pool[which], ((int(s.Pages[j/p.pageTokens])*p.KVHeads+h)*p.pageTokens+j%p.pageTokens)*widths[which], p.kv
 					if token := j - (s.Keys - s.Queries); p.append && token >= 0 {
-						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*d, newType
+						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*widths[which], newType
 					}
 					for c, x := range row {
 						enginetest.Put(to, at+c, kind, x)

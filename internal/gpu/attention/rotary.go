@@ -95,7 +95,8 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
-	extent := g.Query.Extent(p.form.rows, g.Heads, g.Dim)
+	query := p.form.spread.queries(g)
+	extent := query.Extent(p.form.rows, g.Heads, g.Pages.KeyDim())
 	if err := q.Check(op, "q", extent); err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	r := &p.rotary
 	*r = rotaryParams{
 		Append: p.newRows, query: q.Address(), turned: rotated.Address(), positions: p.positions.address(&p.memory),
-		queryRow: int64(g.Query.Row), queryHead: int64(g.Query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
+		queryRow: int64(query.Row), queryHead: int64(query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
 		pairs: int32(g.Rotary.Turns.Len()), first: int32(g.Rotary.First), factor: float32(g.Rotary.Factor),
 	}
 	if g.Rotary.Interleaved {
@@ -136,6 +137,9 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	}
 	grid := cuda.Grid{Blocks: [3]int{p.form.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
 	if err := p.engine.rotary.Launch(s, grid, &p.args); err != nil {
+		return err
+	}
+	if err := p.appendValues(s, &to, newV); err != nil {
 		return err
 	}
 	p.stores(&to)

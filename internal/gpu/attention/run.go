@@ -35,6 +35,10 @@ func (p *Plan) Lay(query, out, lse attn.Strides) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g, share := &p.form.geometry, &p.form.sharing
+	if of := &p.form.spread; of.on() {
+		of.query, of.out, g.LSE = query, out, lse
+		return
+	}
 	g.Query = query
 	if !share.on() {
 		g.Out, g.LSE = out, lse
@@ -61,17 +65,18 @@ func (p *Plan) ready(op string) error {
 func (p *Plan) checkPages(op string, pages *Pages) error {
 	g := &p.form.geometry
 	k, v := &pages[0].Data, &pages[g.Pages.Value.Plane].Data
-	need := 0
+	need, needV := 0, 0
 	if p.lastPage >= 0 {
 		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.Planes[0].Dim)
+		needV = g.Pages.ValuePlane().At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.ValuePlane().Dim)
 	}
-	if rows := max(k.Len, v.Len) / g.Pages.Key().Dim; rows > mostKeyRows {
+	if rows := max(k.Len/g.Pages.Key().Dim, v.Len/g.Pages.ValuePlane().Dim); rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; kernels support %d", rows, mostKeyRows)
 	}
 	if err := k.CheckStored(op, "k", need); err != nil {
 		return err
 	}
-	if err := v.CheckStored(op, "v", need); err != nil {
+	if err := v.CheckStored(op, "v", needV); err != nil {
 		return err
 	}
 	if err := p.checkScales(op, pages); err != nil {
@@ -104,6 +109,9 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	}
 	if p.form.sharing.on() {
 		return p.runSharing(s, o)
+	}
+	if p.form.spread.on() {
+		return p.runSpread(s, o)
 	}
 	return p.launch(s, o, p.kernelOf(o, false))
 }
@@ -195,10 +203,14 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 	if err := p.checkPages(op, &o.Pages); err != nil {
 		return err
 	}
-	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
+	if of := &p.form.spread; of.on() {
+		out = of.out
+	}
+	query := p.form.spread.queries(g)
+	if err := o.Q.Check(op, "q", query.Extent(p.reach, g.Heads, g.Pages.KeyDim())); err != nil {
 		return err
 	}
-	if err := o.Out.Check(op, "out", out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
+	if err := o.Out.Check(op, "out", out.Extent(p.reach, g.Heads, g.Pages.Value.Dim)); err != nil {
 		return err
 	}
 	if g.Bias != (attn.Bias{}) {
@@ -237,10 +249,11 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	a := &p.params
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	if e.hasCopyEngine() {
-		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, box); err != nil {
+		key, value := p.form.spread.rows(g)
+		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, key, box); err != nil {
 			return grid, err
 		}
-		if a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, box); err != nil {
+		if a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, value, box); err != nil {
 			return grid, err
 		}
 	}
@@ -343,15 +356,34 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[p.form.geometry.Pages.Value.Plane].Data.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
-	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.form.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
-	if err != nil {
+	if err := p.engine.append.Launch(s, p.appendGrid(), &p.args); err != nil {
+		return err
+	}
+	if err := p.appendValues(s, &to, newV); err != nil {
 		return err
 	}
 	p.stores(&to)
 	return nil
 }
 
-// packAppend checks the arguments of AppendRows and writes its kernel's parameters.
+func (p *Plan) appendGrid() cuda.Grid {
+	return cuda.Grid{Blocks: [3]int{p.form.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
+}
+
+// appendValues queues the storing of new values whose width is not that of keys: a launch stores rows of one width.
+func (p *Plan) appendValues(s *cuda.Stream, to *Pages, newV gpu.Memory) error {
+	if p.newValues == (appendParams{}) {
+		return nil
+	}
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.newValues)
+	for _, b := range [...]*cuda.Buffer{to[p.form.geometry.Pages.Value.Plane].Data.Buffer, newV.Buffer, p.memory.table} {
+		p.args.Hold(b)
+	}
+	return p.engine.append.Launch(s, p.appendGrid(), &p.args)
+}
+
+// packAppend checks the arguments of AppendRows and writes its kernel's parameters, and those of appendValues.
 func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
 		return gpu.Errorf(op, attn.ErrShape, "the plan has %d token rows, or sequences with fewer keys than queries", p.form.rows)
@@ -364,27 +396,33 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	if heads == 0 {
 		heads = g.KVHeads
 	}
-	if heads < g.KVHeads || heads > math.MaxInt32/g.Dim {
+	if heads < g.KVHeads || heads > math.MaxInt32/max(g.Dim, g.ValueDim) {
 		return gpu.Errorf(op, attn.ErrShape, "%d KV heads in a row of new keys, the plan has %d", heads, g.KVHeads)
 	}
-	row := heads * g.Dim
-	need := (p.form.rows-1)*row + g.KVHeads*g.Dim
-	if err := newK.Check(op, "the new k", need); err != nil {
+	dim := g.Pages.KeyDim()
+	extent := func(dim int) int { return ((p.form.rows-1)*heads + g.KVHeads) * dim }
+	if err := newK.Check(op, "the new k", extent(dim)); err != nil {
 		return err
 	}
 	p.newRows = appendParams{
 		newKeys: newK.Address(), keys: k.Address(), slots: p.appending().Slots,
-		headRows: int32(g.Pages.Planes[0].At.Head / g.Pages.Key().Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
-		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Pages.Key().Dim), heads: int32(g.KVHeads), dim: int32(dim),
+		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(heads * dim),
 	}
+	p.newValues = appendParams{}
 	if g.Pages.InKeys() {
 		return nil
 	}
-	if err := newV.Check(op, "the new v", need); err != nil {
+	if err := newV.Check(op, "the new v", extent(g.Pages.Value.Dim)); err != nil {
 		return err
 	}
 	if newK.DType != newV.DType {
 		return gpu.Errorf(op, attn.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
+	}
+	if width := g.Pages.Value.Dim; width != dim {
+		p.newValues = p.newRows
+		p.newValues.newKeys, p.newValues.keys, p.newValues.dim, p.newValues.row = newV.Address(), v.Address(), int32(width), int32(heads*width)
+		return nil
 	}
 	p.newRows.newValues, p.newRows.values = newV.Address(), v.Address()
 	return nil

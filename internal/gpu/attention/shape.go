@@ -108,25 +108,31 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	return s
 }
 
-// tiles describes rows of keys to the copy engine. If rows are whole column blocks, a box can hold all blocks of a
-// chunk, unless each copy has one.
-func (s *shape) tiles(rows, box int) cuda.Tiles {
+// tiles describes rows of keys to the copy engine. If the kernel's rows are whole column blocks, a box can hold all
+// blocks of a chunk, unless each copy has one. What a box has beside an array is zeros.
+func (s *shape) tiles(of columns, rows, box int) cuda.Tiles {
 	size := s.element.Size()
 	if size == 1 { // lines of 128 bytes, each one key or two, as elements of 16 bits
 		of := 128 / s.dim
 		lines := uint64(max(rows/of, 1))
 		return cuda.Tiles{ElementBytes: 2, Dims: [3]uint64{64, lines, 1}, Strides: [2]uint64{128, 128 * lines}, Box: [3]uint32{64, uint32(box / of), 1}}
 	}
-	row, column := uint64(s.dim*size), 128/size
+	row, column := uint64(int(of.dim)*size), 128/size
 	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
-	if row%128 == 0 {
+	if s.dim*size%128 == 0 {
 		t.Dims = [3]uint64{uint64(column), uint64(rows), uint64(s.blocks)}
 		t.Strides = [2]uint64{row, 128}
+		if int(of.dim) != s.dim {
+			t.Dims[0] = uint64(of.taken)
+			if s.blocks > 1 {
+				t.Strides[1] = uint64(int(of.step) * size)
+			}
+		}
 		if box == s.keys && !s.apart {
 			t.Box[2] = uint32(s.blocks)
 		}
 	} else {
-		t.Dims = [3]uint64{uint64(s.dim), uint64(rows), 1}
+		t.Dims = [3]uint64{uint64(of.dim), uint64(rows), 1}
 		t.Strides = [2]uint64{row, row * uint64(rows)}
 	}
 	return t

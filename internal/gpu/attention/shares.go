@@ -38,6 +38,11 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	e := &Engine{info: info, blocks: max(info.Multiprocessors, 1), kernels: kernelsOf(info.Capability)}
 	p := e.NewPlan()
 	const op = "schedule"
+	if err := supports(op, &g, e.kernels); err != nil {
+		return Schedule{}, err
+	}
+	spread := spreadsOf(&g)
+	g = spread.problem(g)
 	form, need, who, err := p.choose(op, &g, seqs, 0)
 	if err != nil {
 		return Schedule{}, err

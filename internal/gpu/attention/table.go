@@ -35,6 +35,7 @@ type kernel struct {
 	positive bool         // scales must be positive, which keeps the order of scores
 	scored   bool         // it has the Variant with scores (kernels/attn_variant.cuh)
 	changes  bool         // score changes, too
+	spreads  bool         // of an engine: heads may have other widths, see spreads
 
 	functions []*cuda.Function // of an engine; loaded at first use
 	line      *kernel          // of a variant's kernel, its line in the table
@@ -346,6 +347,7 @@ func unfusedLines() (lines []kernel) {
 func kernelsOf(capability int) (all []kernel) {
 	for _, k := range table {
 		if k.capability.have(capability) {
+			k.spreads = (k.family == &decodeFamily || k.family == &prefillFamily) && capability >= 90 && k.tile.warps == 0 // by the copy engine
 			all = append(all, k)
 		}
 	}
@@ -367,7 +369,7 @@ type want struct {
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
+	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && (k.spreads || !isSpread(g)) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
 		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
@@ -400,9 +402,13 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if err := g.Check(op); err != nil {
 		return err
 	}
-	w := want{problem: g, features: g.Features()}
-	if find(kernels, &w) == nil {
-		return refusal(op, &w, kernels)
+	spread := spreadsOf(g)
+	of := spread.problem(*g)
+	if w := (want{problem: &of, features: of.Features()}); find(kernels, &w) == nil {
+		return refusal(op, &want{problem: g, features: g.Features()}, kernels)
+	}
+	if strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head; spread.on() && strides%4 != 0 {
+		return gpu.Errorf(op, attn.ErrUnsupported, "query strides %+v, output strides %+v: with head dim %d and values of %d they must be multiples of 4", g.Query, g.Out, g.Dim, g.ValueDim)
 	}
 	return supportsKeys(op, g)
 }
@@ -412,12 +418,12 @@ func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	k := g.Pages.Key()
 	switch {
-	case k.At != g.Pages.ValuePlane().At:
-		return bad("key strides %+v, value strides %+v: they must be equal", k.At, g.Pages.ValuePlane().At)
 	case k.At.Row != k.Dim:
 		return bad("keys are %d elements apart; they must be contiguous", k.At.Row)
 	case k.At.Page%k.Dim != 0 || k.At.Head%k.Dim != 0:
 		return bad("key strides %+v are no multiples of the head dim %d", k.At, k.Dim)
+	case !g.Pages.InKeys() && g.Pages.ValuePlane().At != (attn.PageStrides{Page: k.At.Page / k.Dim * g.ValueDim, Head: k.At.Head / k.Dim * g.ValueDim, Row: g.ValueDim}):
+		return bad("key strides %+v, value strides %+v: values must lie as keys do", k.At, g.Pages.ValuePlane().At)
 	case k.At.Page/k.Dim >= mostKeyRows || k.At.Head/k.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
 		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", k.At, g.PageTokens, mostKeyRows)
 	}
@@ -435,13 +441,15 @@ func refusal(op string, w *want, kernels []kernel) error {
 		can.Name += " to keys and values of 8 bits"
 	}
 	var dims []int
-	multiple := 0
+	multiple, spread := 0, false
 	for i := range kernels {
 		k := &kernels[i]
 		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
-		can.Features |= k.features
+		if can.Features |= k.features; k.spreads {
+			can.Features, spread = can.Features|attn.OtherValueDim, true
+		}
 		if !slices.Contains(can.KV, k.kv) {
 			can.KV = append(can.KV, k.kv)
 		}
@@ -461,7 +469,11 @@ func refusal(op string, w *want, kernels []kernel) error {
 	if w.features&attn.ValuesInKeys != 0 {
 		return bad("keys of %d elements with values of %d in them: kernels have multiples of 8, up to %d and %d, and of %d for values of %v", g.Dim, g.ValueDim, latentDim, latentValue, latentGroup, attn.E4M3)
 	}
-	if !slices.Contains(dims, g.Dim) {
+	switch of := spreadsOf(g); {
+	case of.on() && spread, g.Dim == g.ValueDim && slices.Contains(dims, g.Dim):
+	case spread:
+		return bad("head dim %d with values of %d is not supported: kernels have head dims %v, and multiples of 8 that lie in column blocks of a larger one evenly", g.Dim, g.ValueDim, dims)
+	default:
 		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)
 	}
 	for _, s := range [...]struct {

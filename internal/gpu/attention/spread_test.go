@@ -1,0 +1,111 @@
+package attention
+
+import (
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// Every element of a row is in the kernel's row once where it counts, and the copy engine reads nothing behind the row.
+func TestSpreadOver(t *testing.T) {
+	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
+		var not []int
+		for dim := 1; dim <= 264; dim++ {
+			var widths int
+			for _, width := range headDims {
+				c, ok := spreadOver(dim, width, kv)
+				if !ok {
+					continue
+				}
+				widths++
+				seen := make([]int, dim)
+				for at := range width {
+					block, x := at/int(c.block), at%int(c.block)
+					if x >= int(c.taken) || block > 0 && x < int(c.taken-c.step) {
+						continue
+					}
+					seen[block*int(c.step)+x]++
+				}
+				if slices.ContainsFunc(seen, func(n int) bool { return n != 1 }) || c.taken > c.block {
+					t.Errorf("%v, %d of %d: %+v has elements %v times", kv, dim, width, c, seen)
+				}
+			}
+			if dim%8 == 0 && dim <= 256 && widths == 0 {
+				not = append(not, dim)
+			}
+		}
+		want := []int{216, 240, 248}
+		if kv == attn.Float32 {
+			want = []int{120, 152, 176, 184, 208, 216, 232, 240, 248}
+		}
+		if !slices.Equal(not, want) {
+			t.Errorf("%v: heads of %v elements are not spread, and should be %v", kv, not, want)
+		}
+	}
+}
+
+// testSpread runs heads of widths that no kernel has, and values of other widths than keys: decode and prompts, with masks and
+// changes of scores.
+func testSpread(t *testing.T, m *machine, n int, o options) {
+	if m.engine.info.Capability < 90 {
+		t.Skip("these GPUs have no copy engine")
+	}
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	types, prompts := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}, 0
+	defer func() { m.engine.choice = takeFastest }()
+	for i := range reftest.AtLeast(n, func() bool { return prompts > 0 || !m.runsBeside() || n < 9 }) {
+		m.engine.choice = enginetest.Pick(rng, takeFastest, takePrefill)
+		o.kv, o.dense, o.scored = types[i%3], rng.IntN(3) == 0, i%2 == 1
+		var s reftest.Shape
+		for {
+			s = randomShape(rng, o)
+			s.Dim, s.ValueDim = 8*(1+rng.IntN(32)), 0
+			if s.ValueDim = s.Dim; rng.IntN(3) == 0 {
+				s.ValueDim = 8 * (1 + rng.IntN(32))
+			}
+			if i < 6 {
+				s.Dim = []int{72, 112, 160, 192, 40, 192}[i]
+				s.ValueDim = []int{72, 112, 160, 192, 40, 128}[i]
+			}
+			g := attn.Problem{Dim: s.Dim, ValueDim: s.ValueDim, Pages: attn.Separate(o.kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{})}
+			if of := spreadsOf(&g); of.on() && m.widthFits(o.kv, of.width) {
+				break
+			} else if i < 6 {
+				o.kv = attn.Float16
+			}
+		}
+		o.shape, o.apart = &s, s.Dim != s.ValueDim
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.AllInputs...), o)
+		if !o.scored {
+			p.randomSchedule()
+			p.geometry.Unfused = false
+		}
+		m.run(t, plan, p)
+		if plan.form.spread.width < max(s.Dim, s.ValueDim) {
+			t.Fatalf("%v: %+v", p, plan.form.spread)
+		}
+		if plan.form.prefill.first() != nil {
+			prompts++
+		}
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d: %v, schedule %+v", i, p, p.geometry)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+// widthFits reports whether a decode kernel of a head dim fits into the GPU's shared memory.
+func (m *machine) widthFits(kv attn.DType, width int) bool {
+	_, ok := m.engine.configure(m.engine.shape(kv, width), BlockRows)
+	return ok
+}
+
+func TestGPUSpread(t *testing.T) {
+	testSpread(t, realGPU(t), enginetest.OrShort(300, 30), options{work: 3e6, longest: 3000})
+}
