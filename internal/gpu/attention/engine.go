@@ -133,7 +133,7 @@ func (e *Engine) Supports(asked *attn.Problem) error {
 	return err
 }
 
-// HasKernel is Supports without a GPU. A GPU may still have too little shared memory.
+// HasKernel is Supports without a GPU: whether all GPUs have a kernel. A GPU may still have too little shared memory.
 func HasKernel(asked *attn.Problem) error {
 	g := asked.Reduced()
 	return supports("supports", &g, table)

@@ -103,6 +103,12 @@ func (s *spreads) queries(g *attn.Problem) attn.Strides {
 	return g.Query
 }
 
+// isOdd reports whether queries or outputs have to be spread, and their strides are no multiples of four elements.
+func isOdd(g *attn.Problem) bool {
+	of := spreadsOf(g)
+	return of.on() && (g.Query.Row|g.Query.Head|g.Out.Row|g.Out.Head)%4 != 0
+}
+
 // bytes returns the memory for queries and outputs of `rows` rows, of any type.
 func (s *spreads) bytes(g *attn.Problem, rows int) int64 {
 	if !s.on() {

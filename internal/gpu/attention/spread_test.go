@@ -106,6 +106,28 @@ func (m *machine) widthFits(kv attn.DType, width int) bool {
 	return ok
 }
 
+// Older GPUs, and unfused attention, refuse other head dims by name. So do all of them where rows do not fit column blocks.
+func TestSpreadRefused(t *testing.T) {
+	for _, c := range []struct {
+		capability int
+		spoil      func(g *attn.Problem)
+		text       string
+	}{
+		{86, func(g *attn.Problem) {}, "head dim 72 is not supported: kernels have head dims [64 80 96 128 256]"},
+		{86, func(g *attn.Problem) { setDims(g, 64, 72) }, "values of 72 elements and keys of 64"},
+		{90, func(g *attn.Problem) { g.Unfused = true }, "head dim 72"},
+		{100, func(g *attn.Problem) { setDims(g, 240, 240) }, "head dim 240 with values of 240"},
+		{90, func(g *attn.Problem) { g.Query.Row = 74 }, "must be multiples of 4"},
+		{90, func(g *attn.Problem) { g.Out.Head = 71 }, "must be multiples of 4"},
+	} {
+		g := paged(4, 2, 72)
+		noError(t, supports("op", &g, kernelsOf(90)))
+		c.spoil(&g)
+		g.Pages = g.Pages.Packed(2, 16)
+		wantError(t, c.text, supports("op", &g, kernelsOf(c.capability)), attn.ErrUnsupported, c.text)
+	}
+}
+
 func TestGPUSpread(t *testing.T) {
 	testSpread(t, realGPU(t), enginetest.OrShort(300, 30), options{work: 3e6, longest: 3000})
 }

@@ -407,17 +407,16 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if w := (want{problem: &of, features: of.Features()}); find(kernels, &w) == nil {
 		return refusal(op, &want{problem: g, features: g.Features()}, kernels)
 	}
-	if strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head; spread.on() && strides%4 != 0 {
-		return gpu.Errorf(op, attn.ErrUnsupported, "query strides %+v, output strides %+v: with head dim %d and values of %d they must be multiples of 4", g.Query, g.Out, g.Dim, g.ValueDim)
-	}
 	return supportsKeys(op, g)
 }
 
-// supportsKeys returns an error if no kernel reads keys and values of these strides.
+// supportsKeys returns an error if no kernel reads keys and values of these strides, or no launch spreads queries and outputs of these.
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	k := g.Pages.Key()
 	switch {
+	case isOdd(g):
+		return bad("query strides %+v, output strides %+v: with head dim %d and values of %d they must be multiples of 4", g.Query, g.Out, g.Dim, g.ValueDim)
 	case k.At.Row != k.Dim:
 		return bad("keys are %d elements apart; they must be contiguous", k.At.Row)
 	case k.At.Page%k.Dim != 0 || k.At.Head%k.Dim != 0:
@@ -447,7 +446,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
-		if can.Features |= k.features; k.spreads {
+		if can.Features |= k.features; k.spreads && w.features&^(k.features|attn.OtherValueDim) == 0 {
 			can.Features, spread = can.Features|attn.OtherValueDim, true
 		}
 		if !slices.Contains(can.KV, k.kv) {
