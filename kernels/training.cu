@@ -8,6 +8,7 @@
 
 TRAINING(training_product, TrainingParams, TrainingProduct<false>::run)
 TRAINING(training_product_transposed, TrainingParams, TrainingProduct<true>::run)
+TRAINING(training_transpose, TrainingTransposeParams, trainingTranspose)
 TRAINING(training_sums, TrainingSumsParams, trainingSums)
 TRAINING(training_slopes, TrainingSlopeParams, trainingSlopes)
 TRAINING(training_norm, TrainingNormParams, trainingNorm)

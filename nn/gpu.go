@@ -62,6 +62,9 @@ func (op linear) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error 
 func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
 	c.Scratch = func(d *layers.Engine) (int, error) { return op.scratchOn(d, packedOf(c.In), shapes) }
 	c.Spread = func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
+		if err := op.checkOneGPU(); err != nil {
+			return nil, err
+		}
 		shards, err := op.shards(in, shapes)
 		if err != nil {
 			return nil, err
@@ -69,6 +72,9 @@ func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape)
 		return ongpu.LinearShards{Sharded: &layers.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
 	}
 	c.PerGPU = func(in []ongpu.Layout) (*ongpu.PerGPU, error) {
+		if err := op.checkOneGPU(); err != nil {
+			return nil, err
+		}
 		if a := op.byOutputs(in, shapes, shape); a != nil {
 			return a, nil
 		}
@@ -76,11 +82,19 @@ func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape)
 	}
 }
 
+// checkOneGPU returns an error if the layers are for one GPU alone.
+func (op linear) checkOneGPU() error {
+	if op.products == 0 {
+		return nil
+	}
+	return errorf(op.title(), errs.ErrUnsupported, "option %s(%v) on several GPUs: leave the type out, or use one GPU", optionMixed, op.products)
+}
+
 // on returns the layers for the GPU's engine. Operands have no memory before the work is queued.
 func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *layers.Linear {
 	in, of := named(op, list), named(op, shapes)
 	rows, width := of.x[0], of.x[1]
-	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in.x.Memory, Scratch: scratch}
+	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, Products: op.products, X: in.x.Memory, Scratch: scratch}
 	at := 0
 	for i := range in.w {
 		p := layers.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out, Packed: in.w[i].Packed}

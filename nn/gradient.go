@@ -105,7 +105,7 @@ type trained interface {
 
 // A scratchTrained op needs scratch memory for a gradient on a GPU, in float32 elements.
 type scratchTrained interface {
-	gradientScratch(i int, in []tensor.Shape) int
+	gradientScratch(d *layers.Engine, i int, in []tensor.Shape) (int, error)
 }
 
 func (op gradient) Arity() int { return len(op.d.arguments()) }
@@ -193,7 +193,7 @@ func (op gradient) onGPU(title string, in []G.Value, shape tensor.Shape) (G.Valu
 		Queue: func(w *ongpu.Work) error { return t.launchGradient(op.of, w, shapes) },
 	}
 	if s, ok := op.d.(scratchTrained); ok {
-		call.Scratch = func(*layers.Engine) (int, error) { return s.gradientScratch(op.of, shapes), nil }
+		call.Scratch = func(d *layers.Engine) (int, error) { return s.gradientScratch(d, op.of, shapes) }
 	}
 	return ongpu.Compute(&call)
 }

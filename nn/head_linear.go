@@ -53,7 +53,9 @@ func newHeadLinear(r headLinear, x, w *G.Node, opts []Option) (y *G.Node, err er
 		case "":
 			continue
 		case optionMixed:
-			to = &r.mixed
+			if to = &r.mixed; len(o.products) > 0 {
+				return nil, errorf(r.name, errs.ErrUnsupported, "option %s(%v), want the option without a type", optionMixed, o.products[0])
+			}
 		case optionInvariant:
 			to = &r.invariant
 		default:

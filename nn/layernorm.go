@@ -195,8 +195,8 @@ func launchNormGradient(of int, w *ongpu.Work, rows, n int, x, dy gpu.Memory, no
 	return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Times: w.Scratch, Y: w.Out})
 }
 
-func (r layerNorm) gradientScratch(of int, shapes []tensor.Shape) int {
-	return normScratch(r.gamma, of, shapes)
+func (r layerNorm) gradientScratch(_ *layers.Engine, of int, shapes []tensor.Shape) (int, error) {
+	return normScratch(r.gamma, of, shapes), nil
 }
 
 // normScratch returns the elements of the norm that the gradient of gamma needs.

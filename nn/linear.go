@@ -24,6 +24,7 @@ type Option struct {
 	activation Activation
 	residual   *G.Node
 	norm       *normOption
+	products   []tensor.Dtype // of WithMixedPrecision
 }
 
 const (
@@ -64,6 +65,10 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 // WithMixedPrecision lets a linear layer round x, or its norm, to the type of w where products of 16-bit numbers are faster. Sums
 // stay float32.
 //
+//   - With w of float32 and an argument, leanattention.BFloat16 or leanattention.Float16, GPUs round x and w to that type, and operands of
+//     the layer's gradients, too: mixed precision of training. Weights and gradients stay float32. Numbers of w, and of x in the
+//     gradient of w, that exceed float16 become infinite. Rows of w that have no multiple of 8 elements, and CPUs, round nothing.
+//     Several GPUs are ErrUnsupported.
 //   - Error of an element of x w^T, relative to the sum of |x| |w|: 2^-11 with leanattention.Float16 (2^-18 without the option),
 //     2^-8 with leanattention.BFloat16 (2^-15 without). The number of rows changes neither.
 //   - With Float16, each row of x is first scaled by a power of two, so no magnitude overflows.
@@ -73,7 +78,7 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //   - With w of [Rounded] or [Quantised], but for E4M3, CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The
 //     error is at most 1/254 of the largest |x| of each block times the sum of its |w|. Integers are summed exactly. An x that is not
 //     finite makes NaN.
-func WithMixedPrecision() Option { return Option{name: optionMixed} }
+func WithMixedPrecision(of ...tensor.Dtype) Option { return Option{name: optionMixed, products: of} }
 
 // WithBatchInvariance gives a row of a linear layer the same bits whatever the number of rows of x. Without the option, the order of sums
 // depends on that number. A layer of a prompt takes longer. The option is for the CPU: with inputs on a GPU, the layer is ErrUnsupported
@@ -233,6 +238,9 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 			norm = o.norm
 		case optionMixed:
 			op.mixed = true
+			if op.products, err = o.productsOf(name, &op); err != nil {
+				return op, nil, err
+			}
 		case optionInvariant:
 			op.invariant = true
 		default:
@@ -256,6 +264,26 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		}
 	}
 	return op, in.list(), nil
+}
+
+// productsOf returns the type that [WithMixedPrecision] names, or 0.
+func (o *Option) productsOf(name string, op *linear) (attn.DType, error) {
+	switch {
+	case len(o.products) == 0:
+		return 0, nil
+	case len(o.products) > 1:
+		return 0, errorf(name, errs.ErrOption, "option %s with %d types, want one or none", optionMixed, len(o.products))
+	}
+	of, ok := operand.StorageType(o.products[0])
+	if !ok || of != attn.Float16 && of != attn.BFloat16 {
+		return 0, errorf(name, errs.ErrDType, "option %s(%v), want leanattention.BFloat16 or leanattention.Float16", optionMixed, o.products[0])
+	}
+	for _, f := range op.formats() {
+		if f != weight.Float32 {
+			return 0, errorf(name, errs.ErrUnsupported, "option %s(%v) with w of %v, want w of float32, or the option without a type", optionMixed, o.products[0], f)
+		}
+	}
+	return of, nil
 }
 
 // weightFormat returns the format of w, which x is multiplied with.
@@ -285,6 +313,7 @@ type linear struct {
 	rms, offset       bool // the norm is an RMSNorm; with 1+gamma
 	eps               float64
 	mixed, invariant  bool
+	products          attn.DType // of rounded numbers, with w of float32; 0: as operands are
 }
 
 // layerOperands has the operands of linear layers by name. T is what stands for an operand: a node, a value, a shape or memory. The
@@ -436,6 +465,9 @@ func (op linear) String() string {
 	}
 	if op.mixed {
 		s += ", mixed precision"
+		if op.products != 0 {
+			s += fmt.Sprintf(" of %v", op.products)
+		}
 	}
 	if op.invariant {
 		s += ", batch invariance"

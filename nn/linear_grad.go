@@ -35,7 +35,7 @@ func (op linear) title() string {
 
 // inner returns the layers without norm, activation, gate and residual.
 func (op linear) inner() linear {
-	return linear{x: op.x, w: op.w, rest: op.rest, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias}
+	return linear{x: op.x, w: op.w, rest: op.rest, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias, mixed: op.products != 0, products: op.products}
 }
 
 // normBefore applies the norm in front of the layers. in has x and the norm's weights.
@@ -180,7 +180,7 @@ func (op linear) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) er
 		dy.Len = rows * out
 		switch of {
 		case 0:
-			o := layers.Product{M: rows, N: width, K: out, A: dy, B: in.w[i].Memory, C: w.Out}
+			o := layers.Product{M: rows, N: width, K: out, A: dy, B: in.w[i].Memory, C: w.Out, Products: op.products, Scratch: w.Scratch}
 			if i > 0 {
 				o.Plus = w.Out
 			}
@@ -188,13 +188,33 @@ func (op linear) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) er
 				return err
 			}
 		case 1 + i:
-			return w.Product(&layers.Product{M: out, N: width, K: rows, Transposed: true, A: dy, B: in.x.Memory, C: w.Out})
+			return w.Product(&layers.Product{M: out, N: width, K: rows, Transposed: true, A: dy, B: in.x.Memory, C: w.Out, Products: op.products, Scratch: w.Scratch})
 		case 1 + op.parts + i:
 			return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: out, X: dy, Y: w.Out})
 		}
 		dy.Offset += int64(dy.Len) * 4
 	}
 	return nil
+}
+
+func (op linear) gradientScratch(d *layers.Engine, of int, shapes []tensor.Shape) (most int, err error) {
+	shape := named(op, shapes[:len(shapes)-1])
+	rows, width := shape.x[0], shape.x[1]
+	for i, s := range shape.w {
+		o := layers.Product{M: rows, N: width, K: s[0], Products: op.products}
+		if of > 0 {
+			o = layers.Product{M: s[0], N: width, K: rows, Transposed: true, Products: op.products}
+		}
+		if of > 0 && of != 1+i {
+			continue
+		}
+		n, err := d.ProductScratch(&o)
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, n)
+	}
+	return most, nil
 }
 
 func (r linearPart) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {

@@ -253,8 +253,8 @@ func (r rmsNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) er
 	return launchNormGradient(of, w, all/n, n, in.x.Memory, dy, layers.Norm{Eps: r.eps, RMS: true, UnitOffset: r.offset, Gamma: memoryOrNone(in.gamma)})
 }
 
-func (r rmsNorm) gradientScratch(of int, shapes []tensor.Shape) int {
-	return normScratch(r.gamma, of, shapes)
+func (r rmsNorm) gradientScratch(_ *layers.Engine, of int, shapes []tensor.Shape) (int, error) {
+	return normScratch(r.gamma, of, shapes), nil
 }
 
 // rmsGradX writes dx of one row; gamma may be nil.

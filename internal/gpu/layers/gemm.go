@@ -150,6 +150,11 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !o.Narrow() && !hasKernels(o.format()) {
 		return 0, nil
 	}
+	if o.rounds() {
+		in, n := o.rounded()
+		more, err := d.Scratch(in)
+		return n + more, err
+	}
 	if separate, err := d.separateActivation(o); err != nil {
 		return 0, err
 	} else if separate {

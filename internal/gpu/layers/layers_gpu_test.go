@@ -229,6 +229,9 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			}
 		}
 		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		if w == attn.Float32 {
+			o.Products = enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16)
+		}
 		scale := math.Ldexp(1, enginetest.Pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
@@ -299,7 +302,19 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		if i%3 == 0 {
 			testLinearRepeats(t, m, d, &o)
 		}
-		launch, err := d.choose(&o)
+		chosen := &o
+		if o.rounds() {
+			chosen, _ = o.rounded()
+			w = o.Products
+			for _, p := range parts { // the kernel's weights
+				b := make([]byte, 2)
+				for at, v := range p.w.x {
+					enginetest.Put(b, 0, w, v)
+					p.w.x[at] = enginetest.Get(b, 0, w)
+				}
+			}
+		}
+		launch, err := d.choose(chosen)
 		noError(t, err)
 		if l := launch.skinny; l != nil && of.rounded != nil {
 			k := &skinnyKinds[l.kind]
@@ -310,7 +325,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		}
 		cut, lost := cutOff(launch.gemm != nil, in, launch.parts()), lost(w)
 		if launch.parts() == 1 {
-			if !o.RoundX {
+			if !chosen.RoundX {
 				t.Fatalf("%d rows of %d: x is rounded without being asked", rows, in)
 			}
 			lost += rounded(w)

@@ -43,6 +43,9 @@ type Linear struct {
 	// |W|. Without RoundX each element of norm(x) is the sum of two parts of W's type, and the bound is 2^-18 or
 	// 2^-15.
 	RoundX bool
+	// Products, of 16 bits, rounds norm(x) and W of float32 to this type for their products, and takes no effect where rows of W have
+	// no multiple of 16 bytes of it. The zero value is the type of W.
+	Products attn.DType
 	// Early promises that no queued work writes W or the operands of Norm, so that the launch may read them before
 	// the work ahead is done.
 	Early bool
@@ -144,6 +147,9 @@ func (o *Linear) check() error {
 	if err := o.X.CheckFloats(op, "x", o.Rows*o.In); err != nil {
 		return err
 	}
+	if err := o.checkProducts(op); err != nil {
+		return err
+	}
 	w := o.Parts[0].W.DType
 	for i := range o.Parts {
 		p := &o.Parts[i]
@@ -205,6 +211,9 @@ func (o *Linear) check() error {
 func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
+	}
+	if o.rounds() {
+		return d.queueRounded(s, o)
 	}
 	if separate, err := d.separateActivation(o); err != nil {
 		return err

@@ -21,8 +21,8 @@ const (
 
 // trainingKernels are loaded at first use.
 type trainingKernels struct {
-	product                     [2]*cuda.Function // of A, and of its transpose
-	sums, slopes, norm, convert *cuda.Function
+	product                                [2]*cuda.Function // of A, and of its transpose
+	sums, slopes, norm, convert, transpose *cuda.Function
 }
 
 // training returns the kernels. d.mu is held.
@@ -31,7 +31,7 @@ func (d *Engine) training() (*trainingKernels, error) {
 		return d.trainingKernels, nil
 	}
 	k := new(trainingKernels)
-	if err := d.functions(trainingUnit, map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm, "training_convert": &k.convert}); err != nil {
+	if err := d.functions(trainingUnit, map[string]**cuda.Function{"training_product": &k.product[0], "training_product_transposed": &k.product[1], "training_sums": &k.sums, "training_slopes": &k.slopes, "training_norm": &k.norm, "training_convert": &k.convert, "training_transpose": &k.transpose}); err != nil {
 		return nil, err
 	}
 	d.trainingKernels = k
@@ -58,11 +58,14 @@ func checkLooseFloats(op, name string, m *gpu.Memory, n int) error {
 }
 
 // Product is the operands of C = A B + Plus, of row-major matrices of float32: A is M x K, or with Transposed the
-// transpose of a matrix of K x M in memory, and B is K x N. Plus may have no buffer, and may be C.
+// transpose of a matrix of K x M in memory, and B is K x N. Plus may have no buffer, and may be C. Products, of 16 bits, rounds A and B
+// to this type where that is faster. Scratch has as many elements as [Engine.ProductScratch] returns.
 type Product struct {
 	M, N, K       int
 	Transposed    bool
 	A, B, Plus, C gpu.Memory
+	Products      attn.DType
+	Scratch       gpu.Memory
 }
 
 // productParams is struct TrainingParams.
@@ -95,6 +98,9 @@ func (d *Engine) Product(s *cuda.Stream, o *Product) error {
 		if err := checkLooseFloats(op, "plus", &o.Plus, attn.Product(o.M, o.N)); err != nil {
 			return err
 		}
+	}
+	if aligned := (o.A.Address()|o.C.Address()|o.Plus.AddressOr0())%16 == 0; aligned && o.rounds() {
+		return d.productRounded(s, o)
 	}
 	p := productParams{a: o.A.Address(), b: o.B.Address(), plus: o.Plus.AddressOr0(), c: o.C.Address(), m: int32(o.M), n: int32(o.N), k: int32(o.K)}
 	which := 0

@@ -10,11 +10,11 @@ import (
 )
 
 // BenchmarkGPUTraining is the gradients of a linear layer of float32, rows x in to rows x out: of x, of w and of the bias, beside the layer
-// itself. TFLOP/s count a multiplication and an addition for each product.
+// itself, and all of them with products of bfloat16. TFLOP/s count a multiplication and an addition for each product.
 func BenchmarkGPUTraining(b *testing.B) {
 	m, d := realDecoder(b)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, s := range []struct{ rows, in, out int }{{512, 768, 3072}, {4096, 768, 3072}, {4096, 4096, 4096}} {
+	for _, s := range []struct{ rows, in, out int }{{512, 768, 3072}, {4096, 768, 3072}, {4096, 4096, 4096}, {8192, 768, 3072}, {8192, 3072, 768}, {8192, 4096, 14336}} {
 		x, w, dy := m.filled(b, rng, attn.Float32, s.rows*s.in, 1), m.filled(b, rng, attn.Float32, s.out*s.in, 1), m.filled(b, rng, attn.Float32, s.rows*s.out, 1)
 		y, dx, dw, db := m.empty(b, s.rows*s.out), m.empty(b, s.rows*s.in), m.empty(b, s.out*s.in), m.empty(b, s.out)
 		layer := Linear{Rows: s.rows, In: s.in, X: x, Parts: []LinearPart{{W: w, Y: y, Out: s.out}}}
@@ -23,10 +23,26 @@ func BenchmarkGPUTraining(b *testing.B) {
 		if n > 0 {
 			layer.Scratch = m.empty(b, n)
 		}
+		rounded := layer
+		rounded.Products = attn.BFloat16
+		toX := Product{M: s.rows, N: s.in, K: s.out, A: dy, B: w, C: dx, Products: attn.BFloat16}
+		toW := Product{M: s.out, N: s.in, K: s.rows, Transposed: true, A: dy, B: x, C: dw, Products: attn.BFloat16}
+		most, err := d.Scratch(&rounded)
+		noError(b, err)
+		for _, o := range []*Product{&toX, &toW} {
+			n, err := d.ProductScratch(o)
+			noError(b, err)
+			most = max(most, n)
+		}
+		scratch := m.empty(b, most)
+		rounded.Scratch, toX.Scratch, toW.Scratch = scratch, scratch, scratch
 		for _, c := range []struct {
 			name string
 			run  func() error
 		}{
+			{"layer, rounded", func() error { return d.Linear(m.Stream, &rounded) }},
+			{"dx, rounded", func() error { return d.Product(m.Stream, &toX) }},
+			{"dw, rounded", func() error { return d.Product(m.Stream, &toW) }},
 			{"layer", func() error { return d.Linear(m.Stream, &layer) }},
 			{"dx", func() error { return d.Product(m.Stream, &Product{M: s.rows, N: s.in, K: s.out, A: dy, B: w, C: dx}) }},
 			{"dw", func() error {
@@ -43,7 +59,7 @@ func BenchmarkGPUTraining(b *testing.B) {
 				b.ReportMetric(0, "ns/op")
 			})
 		}
-		for _, x := range []gpu.Memory{x, w, dy, y, dx, dw, db, layer.Scratch} {
+		for _, x := range []gpu.Memory{x, w, dy, y, dx, dw, db, layer.Scratch, scratch} {
 			if x.Buffer != nil {
 				noError(b, x.Buffer.Close())
 			}

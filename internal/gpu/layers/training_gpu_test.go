@@ -25,7 +25,7 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 	rng := reftest.Rand(t)
 	size := func() int { return enginetest.Pick(rng, 1, 4, 15, 16, 17, 64, 128, 129, 1+rng.IntN(most)) }
 	for i := range cases {
-		o := Product{M: size(), N: size(), K: size(), Transposed: i%2 == 0}
+		o := Product{M: size(), N: size(), K: size(), Transposed: i%2 == 0, Products: enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16)}
 		if i%3 > 0 { // rows of a multiple of 16 bytes
 			o.M, o.N, o.K = attn.Ceil(o.M, 4)*4, attn.Ceil(o.N, 4)*4, attn.Ceil(o.K, 4)*4
 		}
@@ -41,12 +41,20 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 		case 2:
 			o.Plus, o.C = plus.Memory, plus.Memory
 		}
+		scratch, err := d.ProductScratch(&o)
+		noError(t, err)
+		if (scratch > 0) != o.rounds() {
+			t.Fatalf("%+v: scratch of %d", o, scratch)
+		}
+		if scratch > 0 {
+			o.Scratch = m.empty(t, scratch)
+		}
 		noError(t, d.Product(m.Stream, &o))
 		m.Settle(t)
 		got := enginetest.Read(t, &o.C)
 		for row := range o.M {
 			for column := range o.N {
-				want, bound := 0.0, 0.0
+				want, bound, left, top, right := 0.0, 0.0, 0.0, 0.0, 0.0
 				for k := range o.K {
 					at := row*o.K + k
 					if o.Transposed {
@@ -54,8 +62,19 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 					}
 					p := a.x[before+at] * b.x[k*o.N+column]
 					want, bound = want+p, bound+math.Abs(p)
+					left, top, right = left+math.Abs(a.x[before+at]), max(top, math.Abs(a.x[before+at])), right+math.Abs(b.x[k*o.N+column])
 				}
-				bound *= 0x1p-18 + float64(o.K)*0x1p-23
+				lost := 0x1p-18
+				switch {
+				case !o.rounds():
+				case o.Products == attn.BFloat16:
+					lost = 2*0x1p-8 + 0x1p-16
+				default:
+					lost = 2*0x1p-11 + 0x1p-18
+				}
+				if bound *= lost + float64(o.K)*0x1p-23; o.rounds() && o.Products == attn.Float16 { // numbers below the smallest normal one
+					bound += left*0x1p-25 + top*0x1p-33*right
+				}
 				if o.Plus.Buffer != nil {
 					want += plus.x[row*o.N+column]
 					bound += math.Abs(want) * 0x1p-23
@@ -72,8 +91,10 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 				t.Fatalf("%d x %d x %d: other bits in the second run", o.M, o.N, o.K)
 			}
 		}
-		for _, x := range []gpu.Memory{a.Memory, b.Memory, plus.Memory, c} {
-			noError(t, x.Buffer.Close())
+		for _, x := range []gpu.Memory{a.Memory, b.Memory, plus.Memory, c, o.Scratch} {
+			if x.Buffer != nil {
+				noError(t, x.Buffer.Close())
+			}
 		}
 	}
 }
