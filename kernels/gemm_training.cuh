@@ -111,31 +111,6 @@ template <bool TRANSPOSED> struct TrainingProduct {
   __device__ static __forceinline__ void split(float x, u32& lead, u32& rest) { lead = MmaTF32::lead(x), rest = MmaTF32::rest(x); }
 };
 
-struct TrainingTransposeParams {
-  const float* x; // rows x columns
-  void* y;        // columns x wide, zeros behind the first `rows` elements of a row
-  int rows, columns, wide, type;
-};
-
-// y = the transpose of x, rounded to nearest in another element type.
-__device__ __forceinline__ void trainingTranspose(const TrainingTransposeParams& p) {
-  constexpr int TILE = 64;
-  __shared__ float tile[TILE][TILE + 1];
-  const int across = (p.columns + TILE - 1) / TILE, row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
-  beginTraining();
-#pragma unroll 4
-  for (int i = threadIdx.x; i < TILE * TILE; i += TRAINING_THREADS) {
-    const int r = i / TILE, c = i % TILE;
-    tile[c][r] = row + r < p.rows && column + c < p.columns ? p.x[(long long)(row + r) * p.columns + column + c] : 0.f;
-  }
-  __syncthreads();
-#pragma unroll 4
-  for (int i = threadIdx.x; i < TILE * TILE; i += TRAINING_THREADS) {
-    const int c = i / TILE, r = i % TILE;
-    if (column + c < p.columns && row + r < p.wide) storeAs(p.y, (long long)(column + c) * p.wide + row + r, p.type, tile[c][r]);
-  }
-}
-
 struct TrainingSumsParams {
   const float *x, *times; // rows x n; times may be null
   float* y;               // n
