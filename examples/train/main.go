@@ -1,7 +1,7 @@
 // Command train trains a model of one decoder layer on a small text, by a graph that is written by hand: model.go. The command
 // trains twice from the same seed, with attention made of Gorgonia's own ops (default) and with leanattention's node (lean), and
 // prints the losses, which are equal, and the bytes that a step of each allocates, which are not. With a GPU, the command compares
-// host memory with the GPU, where attention has 16 bits, since its gradients have. The program is short enough to be copied.
+// host memory with the GPU, where attention and the products of layers have 16 bits. The program is short enough to be copied.
 //
 //	go run ./examples/train -device gpu -save model
 package main

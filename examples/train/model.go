@@ -25,7 +25,7 @@ var letters, vocabulary = []rune(text), slices.Compact(slices.Sorted(slices.Valu
 // kind is how a model is computed.
 type kind struct {
 	attend func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error) // la.Attention, or la.Default
-	half   bool                                                      // attention in float16: on a GPU its gradients have 16 bits
+	half   bool                                                      // attention in float16, and products of layers in bfloat16
 	gpu    *device.GPU                                               // nil: in host memory
 	from   []byte                                                    // the end of an earlier course; nil: none
 }
@@ -65,9 +65,9 @@ func newModel(k kind, s size, seed uint64) (m *model, err error) {
 	m.solver = &nn.AdamW{Rate: 0.003, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Rows: rows, Scale: 256, Grow: 1000}
 	x := G.Must(nn.Embedding(m.random("positions", 0.1, s.context, s.dim), m.data("places", m.rows[2]), nil))
 	x = G.Must(nn.Embedding(m.random("characters", 1/math.Sqrt(float64(len(vocabulary))), len(vocabulary), s.dim), m.data("seen", m.rows[0]), x))
-
+	mixed := map[bool][]nn.Option{true: {nn.WithMixedPrecision(la.BFloat16)}}[k.half]
 	gamma, beta := m.norm("norm1")
-	qkv, err := nn.Linears(x, G.Nodes{m.matrix("query", s.dim, s.dim), m.matrix("key", s.dim, s.dim), m.matrix("value", s.dim, s.dim)}, nil, nn.WithNorm(gamma, beta, 1e-5))
+	qkv, err := nn.Linears(x, G.Nodes{m.matrix("query", s.dim, s.dim), m.matrix("key", s.dim, s.dim), m.matrix("value", s.dim, s.dim)}, nil, append(mixed, nn.WithNorm(gamma, beta, 1e-5))...)
 	if err != nil {
 		return nil, err
 	}
@@ -82,11 +82,11 @@ func newModel(k kind, s size, seed uint64) (m *model, err error) {
 		y = G.Must(nn.Convert(y, tensor.Float32))
 	}
 	y = G.Must(nn.Reshape(G.Must(nn.MergeHeads(y)), rows, s.dim))
-	x = G.Must(nn.Linear(y, m.matrix("output", s.dim, s.dim), nil, nn.WithResidual(x)))
+	x = G.Must(nn.Linear(y, m.matrix("output", s.dim, s.dim), nil, append(mixed, nn.WithResidual(x))...))
 
 	gamma, beta = m.norm("norm2")
-	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, nn.WithNorm(gamma, beta, 1e-5), nn.WithActivation(nn.GELU)))
-	x = G.Must(nn.Linear(y, m.matrix("down", s.hidden, s.dim), nil, nn.WithResidual(x)))
+	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, append(mixed, nn.WithNorm(gamma, beta, 1e-5), nn.WithActivation(nn.GELU))...))
+	x = G.Must(nn.Linear(y, m.matrix("down", s.hidden, s.dim), nil, append(mixed, nn.WithResidual(x))...))
 	gamma, beta = m.norm("norm3")
 	m.loss = G.Must(nn.CrossEntropy(G.Must(nn.LayerNorm(x, gamma, beta, 1e-5)), m.matrix("letters", s.dim, len(vocabulary)), nil, m.data("next", m.rows[1])))
 	_, err = nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{m.data("scale", m.scale)}, m.weights)
