@@ -112,9 +112,9 @@ template <bool TRANSPOSED> struct TrainingProduct {
 };
 
 struct TrainingSumsParams {
-  const float *x, *times; // rows x n; times may be null
+  const float *x, *times; // rows x n, which begin `step` elements apart; times may be null
   float* y;               // n
-  int rows, n;
+  int rows, n, step;
 };
 
 // y = sums over rows of x times. A warp has every eighth row of 32 columns, and the warps' sums are added in their order.
@@ -127,7 +127,7 @@ __device__ __forceinline__ void trainingSums(const TrainingSumsParams& p) {
   if (column < p.n) {
 #pragma unroll 4
     for (int r = warp; r < p.rows; r += WARPS) {
-      const long long at = (long long)r * p.n + column;
+      const long long at = (long long)r * p.step + column;
       sum += p.times == nullptr ? p.x[at] : p.x[at] * p.times[at];
     }
   }

@@ -31,12 +31,13 @@ __device__ __forceinline__ float lossExponential(float x) {
 }
 
 struct LossParams {
-  float* logits;      // rows x size, without the bias; the gradient overwrites them
+  float* logits;      // rows x size, which begin `step` elements apart, without the bias; the gradient overwrites them
   const float* bias;  // may be null
   const int* targets; // of each row; -1: the row does not count
   const float* dy;    // of each row, the loss's gradient; null: the loss is wanted
   float* loss;        // of each row
   long long size;     // of the vocabulary
+  long long step;
 };
 
 // The loss of a row of logits, or dy (softmax - 1 at the target). A target outside of the vocabulary gives NaN. A thread block has a row.
@@ -44,7 +45,7 @@ __device__ __forceinline__ void lossOfRow(const LossParams& p) {
   __shared__ float scratch[8];
   beginTraining();
   const int row = blockIdx.x, target = p.targets[row];
-  float* const logits = p.logits + row * p.size;
+  float* const logits = p.logits + row * p.step;
   if (target < 0 || target >= p.size) {
     const float v = target == -1 ? 0.f : __int_as_float(0x7fffffff);
     if (p.dy != nullptr)

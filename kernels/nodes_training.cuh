@@ -96,9 +96,9 @@ __device__ __forceinline__ void trainingConvert(const TrainingConvertParams& p) 
 }
 
 struct TrainingTransposeParams {
-  const float* x; // rows x columns
+  const float* x; // rows x columns, which begin `step` elements apart
   void* y;        // columns x wide, zeros behind the first `rows` elements of a row
-  int rows, columns, wide, type;
+  int rows, columns, step, wide, type;
 };
 
 // y = the transpose of x, rounded to nearest in another element type.
@@ -110,7 +110,7 @@ __device__ __forceinline__ void trainingTranspose(const TrainingTransposeParams&
 #pragma unroll 4
   for (int i = threadIdx.x; i < TILE * TILE; i += TRAINING_THREADS) {
     const int r = i / TILE, c = i % TILE;
-    tile[c][r] = row + r < p.rows && column + c < p.columns ? p.x[(long long)(row + r) * p.columns + column + c] : 0.f;
+    tile[c][r] = row + r < p.rows && column + c < p.columns ? p.x[(long long)(row + r) * p.step + column + c] : 0.f;
   }
   __syncthreads();
 #pragma unroll 4

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/errs"
@@ -12,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
 
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 
@@ -34,10 +36,11 @@ import (
 //   - A target of -1 is a row that does not count: its loss and its gradients are 0. A target outside [-1, vocabulary) is ErrLength when
 //     the graph runs, before anything is written. On a GPU, such a target makes loss and gradients NaN, since the host does not read
 //     targets there.
+//   - Options: [WithMixedPrecision] with a type, for products on a GPU.
 //   - Gradients: of x, w and b, computed together, in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second
 //     derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
-func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
+func CrossEntropy(x, w, b, targets *G.Node, opts ...Option) (loss *G.Node, err error) {
 	const name = "CrossEntropy"
 	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
@@ -50,6 +53,20 @@ func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
 		return nil, errorf(name, errs.ErrDType, "%s is of %v, want int or int32", called("targets", targets), d)
 	}
 	op := crossEntropy{dtype: x.Dtype(), targets: targets.Dtype(), bias: b != nil}
+	for _, o := range opts {
+		switch {
+		case o.name == "":
+			continue
+		case o.name != optionMixed || len(o.products) == 0:
+			return nil, errorf(name, errs.ErrUnsupported, "option %s, want %s with a type or none", o.name, optionMixed)
+		case op.products != 0:
+			return nil, errorf(name, errs.ErrOption, "option %s is given twice", o.name)
+		}
+		f, _ := operand.WeightFormat(x.Dtype())
+		if op.products, err = o.productsOf(name, f); err != nil {
+			return nil, err
+		}
+	}
 	children := []*G.Node{x, w, targets}
 	if op.bias {
 		children = append(children, b)
@@ -61,11 +78,16 @@ func CrossEntropy(x, w, b, targets *G.Node) (loss *G.Node, err error) {
 type crossEntropy struct {
 	dtype, targets tensor.Dtype
 	bias           bool
+	products       attn.DType // of rounded numbers; 0: as operands are
 }
 
 func (op crossEntropy) title() string { return "CrossEntropy" }
 func (op crossEntropy) String() string {
-	return fmt.Sprintf("CrossEntropy{%v, targets %v, bias %t}", op.dtype, op.targets, op.bias)
+	s := fmt.Sprintf("CrossEntropy{%v, targets %v, bias %t", op.dtype, op.targets, op.bias)
+	if op.products != 0 {
+		s += fmt.Sprintf(", products of %v", op.products)
+	}
+	return s + "}"
 }
 
 func (op crossEntropy) inputs() []argument {
@@ -364,12 +386,12 @@ func (op crossEntropy) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) 
 }
 
 func (op crossEntropy) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
-	c.Scratch = func(d *layers.Engine) (int, error) { return d.LossScratch(op.on(nil, in)), nil }
+	c.Scratch = func(d *layers.Engine) (int, error) { return d.LossScratch(op.on(nil, in)) }
 }
 
 // on returns the loss for a GPU's engine, without its results. Without w, it has no memory.
 func (op crossEntropy) on(w *ongpu.Work, in []tensor.Shape) *layers.Loss {
-	o := &layers.Loss{Rows: in[0][0], Width: in[0][1], Vocabulary: in[1][0]}
+	o := &layers.Loss{Rows: in[0][0], Width: in[0][1], Vocabulary: in[1][0], Products: op.products}
 	if w == nil {
 		return o
 	}

@@ -238,7 +238,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 			norm = o.norm
 		case optionMixed:
 			op.mixed = true
-			if op.products, err = o.productsOf(name, &op); err != nil {
+			if op.products, err = o.productsOf(name, op.formats()...); err != nil {
 				return op, nil, err
 			}
 		case optionInvariant:
@@ -267,23 +267,23 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 }
 
 // productsOf returns the type that [WithMixedPrecision] names, or 0.
-func (o *Option) productsOf(name string, op *linear) (attn.DType, error) {
+func (o *Option) productsOf(name string, of ...weight.Format) (attn.DType, error) {
 	switch {
 	case len(o.products) == 0:
 		return 0, nil
 	case len(o.products) > 1:
 		return 0, errorf(name, errs.ErrOption, "option %s with %d types, want one or none", optionMixed, len(o.products))
 	}
-	of, ok := operand.StorageType(o.products[0])
-	if !ok || of != attn.Float16 && of != attn.BFloat16 {
+	to, ok := operand.StorageType(o.products[0])
+	if !ok || to != attn.Float16 && to != attn.BFloat16 {
 		return 0, errorf(name, errs.ErrDType, "option %s(%v), want leanattention.BFloat16 or leanattention.Float16", optionMixed, o.products[0])
 	}
-	for _, f := range op.formats() {
+	for _, f := range of {
 		if f != weight.Float32 {
 			return 0, errorf(name, errs.ErrUnsupported, "option %s(%v) with w of %v, want w of float32, or the option without a type", optionMixed, o.products[0], f)
 		}
 	}
-	return of, nil
+	return to, nil
 }
 
 // weightFormat returns the format of w, which x is multiplied with.

@@ -157,3 +157,78 @@ func TestMixedProductsOptions(t *testing.T) {
 		t.Error("the type changes bits in host memory")
 	}
 }
+
+// TestGPUOpsMixedLoss: a loss and its gradients with products of bfloat16 differ from those without by what rounding allows, and they
+// do differ.
+func TestGPUOpsMixedLoss(t *testing.T) {
+	gpu, rng := devicetest.Open(t), seeded(t)
+	const rows, width, size = 50, 32, 77
+	x, w, b, dy := randomInput(rng, "x", rows, width), randomInput(rng, "w", size, width), randomInput(rng, "b", size), randomInput(rng, "dy", rows)
+	targets := make([]int32, rows)
+	for i := range targets {
+		targets[i] = int32(rng.IntN(size+1) - 1)
+	}
+	run := func(opts ...Option) (all [][]float64) {
+		g := G.NewGraph()
+		in := func(name string, v *tensor.Dense) *G.Node {
+			there, err := gpu.Upload(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return G.NewTensor(g, v.Dtype(), v.Dims(), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(there))
+		}
+		wrt := G.Nodes{in("x", x.tensor(tensor.Float32, false)), in("w", w.tensor(tensor.Float32, false)), in("b", b.tensor(tensor.Float32, false))}
+		loss := G.Must(CrossEntropy(wrt[0], wrt[1], wrt[2], in("targets", tensor.New(tensor.WithBacking(targets))), opts...))
+		nodes, err := G.Backpropagate(G.Nodes{loss}, G.Nodes{in("dy", dy.tensor(tensor.Float32, false))}, wrt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(G.Nodes{loss}, nodes...)
+		values := make([]G.Value, len(nodes))
+		for i := range nodes {
+			G.Read(nodes[i], &values[i])
+		}
+		m := G.NewTapeMachine(g)
+		defer m.Close()
+		if err := m.RunAll(); err != nil {
+			t.Fatal(la.Cause(err))
+		}
+		for _, v := range values {
+			there, err := v.(*device.Tensor).Download()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, floatsOf(t, there))
+		}
+		return all
+	}
+	exact, got := run(), run(WithMixedPrecision(la.BFloat16))
+	for i, name := range []string{"the loss", "dx", "dw", "db"} {
+		size, off := 0.0, 0.0 // the sums of squares
+		for at, v := range exact[i] {
+			size, off = size+v*v, off+(got[i][at]-v)*(got[i][at]-v)
+		}
+		if off = math.Sqrt(off / size); off > 0x1p-6 || off < 0x1p-15 {
+			t.Errorf("%s is off by %v of its size", name, off)
+		}
+	}
+	g := G.NewGraph()
+	node := func(name string, dtype tensor.Dtype, shape ...int) *G.Node {
+		return G.NewTensor(g, dtype, len(shape), G.WithShape(shape...), G.WithName(name))
+	}
+	for _, c := range []struct {
+		dtype tensor.Dtype
+		opts  []Option
+		kind  error
+		text  string
+	}{
+		{tensor.Float64, []Option{WithMixedPrecision(la.BFloat16)}, la.ErrUnsupported, "with w of float64"},
+		{tensor.Float32, []Option{WithMixedPrecision()}, la.ErrUnsupported, "WithMixedPrecision with a type"},
+		{tensor.Float32, []Option{WithBatchInvariance()}, la.ErrUnsupported, "option WithBatchInvariance"},
+		{tensor.Float32, []Option{WithMixedPrecision(la.Float16), WithMixedPrecision(la.Float16)}, la.ErrOption, "given twice"},
+	} {
+		if _, err := CrossEntropy(node("x", c.dtype, 3, 8), node("w", c.dtype, 5, 8), nil, node("targets", tensor.Int32, 3), c.opts...); !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), c.text) {
+			t.Errorf("%v, want %s", err, c.text)
+		}
+	}
+}

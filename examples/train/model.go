@@ -88,7 +88,7 @@ func newModel(k kind, s size, seed uint64) (m *model, err error) {
 	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, append(mixed, nn.WithNorm(gamma, beta, 1e-5), nn.WithActivation(nn.GELU))...))
 	x = G.Must(nn.Linear(y, m.matrix("down", s.hidden, s.dim), nil, append(mixed, nn.WithResidual(x))...))
 	gamma, beta = m.norm("norm3")
-	m.loss = G.Must(nn.CrossEntropy(G.Must(nn.LayerNorm(x, gamma, beta, 1e-5)), m.matrix("letters", s.dim, len(vocabulary)), nil, m.data("next", m.rows[1])))
+	m.loss = G.Must(nn.CrossEntropy(G.Must(nn.LayerNorm(x, gamma, beta, 1e-5)), m.matrix("letters", s.dim, len(vocabulary)), nil, m.data("next", m.rows[1]), mixed...))
 	_, err = nn.Backpropagate(G.Nodes{m.loss}, G.Nodes{m.data("scale", m.scale)}, m.weights)
 	opts := []G.VMOpt{G.BindDualValues(m.weights...)}
 	if k.gpu != nil { // a gradient stays until the graph runs again

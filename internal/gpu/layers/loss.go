@@ -48,6 +48,7 @@ type Loss struct {
 	X, W, B, Targets        gpu.Memory
 	Y, DY, DX, DW, DB       gpu.Memory
 	Scratch                 gpu.Memory // as many elements as [Engine.LossScratch] returns
+	Products                attn.DType // as [Linear.Products], of x, w and the gradient of logits
 }
 
 // lossTurnParams is struct LossTurnParams.
@@ -59,7 +60,7 @@ type lossTurnParams struct {
 // lossParams is struct LossParams.
 type lossParams struct {
 	logits, bias, targets, dy, loss uint64
-	size                            int64
+	size, step                      int64
 }
 
 // lossSumsParams is struct LossSumsParams.
@@ -72,15 +73,26 @@ type lossSumsParams struct {
 // piece returns the number of rows whose logits are in memory.
 func (d *Engine) piece(o *Loss) int {
 	most := mostLogits
+	if o.rounds() {
+		most = mostRoundedLogits
+	}
 	if d.logits > 0 {
 		most = d.logits
 	}
 	return min(max(most/o.Vocabulary, lossRows), o.Rows)
 }
 
-// LossScratch returns the scratch memory of a Loss, in float32 elements: the transpose of W, and logits. The operands need no memory.
-func (d *Engine) LossScratch(o *Loss) int {
-	return attn.Ceil(attn.Product(o.Width, o.Vocabulary), 4)*4 + attn.Product(d.piece(o), o.Vocabulary)
+// LossScratch returns the scratch memory of a Loss, in float32 elements: the transpose of W and logits, or what products of rounded
+// numbers need. The operands need no memory. The error is the driver's.
+func (d *Engine) LossScratch(o *Loss) (int, error) {
+	exact := *o
+	exact.Products = 0
+	plain := attn.Ceil(attn.Product(o.Width, o.Vocabulary), 4)*4 + attn.Product(d.piece(&exact), o.Vocabulary)
+	if !o.rounds() {
+		return plain, nil
+	}
+	r, err := d.roundedLossOf(o)
+	return max(plain, r.scratch), err
 }
 
 func (o *Loss) check(op string) error {
@@ -107,6 +119,9 @@ func (o *Loss) check(op string) error {
 			all = append(all, operand{"db", &o.DB, o.Vocabulary})
 		}
 	}
+	if o.Products != 0 && o.Products != attn.Float16 && o.Products != attn.BFloat16 {
+		return gpu.Errorf(op, attn.ErrDType, "products of %v", o.Products)
+	}
 	for _, x := range all {
 		if err := checkLooseFloats(op, x.name, x.of, x.n); err != nil {
 			return err
@@ -121,9 +136,19 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	if err := o.check(op); err != nil {
 		return err
 	}
-	if err := o.Scratch.CheckFloats(op, "the scratch", d.LossScratch(o)); err != nil {
+	need, err := d.LossScratch(o)
+	if err != nil {
 		return err
 	}
+	if err := o.Scratch.CheckFloats(op, "the scratch", need); err != nil {
+		return err
+	}
+	if o.rounds() && o.aligned() {
+		return d.roundedLoss(s, o)
+	}
+	exact := *o
+	exact.Products = 0
+	o = &exact
 	turned, logits := o.Scratch, o.Scratch
 	turned.Len = attn.Product(o.Width, o.Vocabulary)
 	before := attn.Ceil(turned.Len, 4) * 4
@@ -144,14 +169,7 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 		if err := d.Product(s, &Product{M: rows, N: o.Vocabulary, K: o.Width, A: x, B: turned, C: logits}); err != nil {
 			return err
 		}
-		at := 4 * uint64(from)
-		p := lossParams{logits: logits.Address(), bias: o.B.AddressOr0(), targets: o.Targets.Address() + at, size: int64(o.Vocabulary)}
-		if o.DY.Buffer != nil {
-			p.dy = o.DY.Address() + at
-		} else {
-			p.loss = o.Y.Address() + at
-		}
-		if err := launchLoss(d, s, func(k *lossKernels) *cuda.Function { return k.row }, rows, &p, logits, o.B, o.Targets, o.DY, o.Y); err != nil {
+		if err := d.lossOfRows(s, o, from, rows, logits); err != nil {
 			return err
 		}
 		if o.DY.Buffer == nil {
@@ -162,6 +180,18 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 		}
 	}
 	return nil
+}
+
+// lossOfRows queues the loss of `rows` rows, from row `from` on, or makes their logits the gradient of the logits.
+func (d *Engine) lossOfRows(s *cuda.Stream, o *Loss, from, rows int, logits gpu.Memory) error {
+	at := 4 * uint64(from)
+	p := lossParams{logits: logits.Address(), bias: o.B.AddressOr0(), targets: o.Targets.Address() + at, size: int64(o.Vocabulary), step: int64(o.wide())}
+	if o.DY.Buffer != nil {
+		p.dy = o.DY.Address() + at
+	} else {
+		p.loss = o.Y.Address() + at
+	}
+	return launchLoss(d, s, func(k *lossKernels) *cuda.Function { return k.row }, rows, &p, logits, o.B, o.Targets, o.DY, o.Y)
 }
 
 // lossGradients queues the contribution of `rows` rows, from row `from` on, to the gradients. of is the gradient of the logits of the rows.
@@ -175,10 +205,18 @@ func (d *Engine) lossGradients(s *cuda.Stream, o *Loss, from, rows int, x, of gp
 	if from > 0 {
 		dw.Plus = o.DW
 	}
-	if err := d.Product(s, &dw); err != nil || o.B.Buffer == nil {
+	if err := d.Product(s, &dw); err != nil {
 		return err
 	}
-	p := lossSumsParams{sums: sumsParams{x: of.Address(), y: o.DB.Address(), rows: int32(rows), n: int32(o.Vocabulary)}}
+	return d.lossBias(s, o, from, rows, of)
+}
+
+// lossBias queues the contribution of rows to the gradient of the bias, if there is one.
+func (d *Engine) lossBias(s *cuda.Stream, o *Loss, from, rows int, of gpu.Memory) error {
+	if o.B.Buffer == nil {
+		return nil
+	}
+	p := lossSumsParams{sums: sumsParams{x: of.Address(), y: o.DB.Address(), rows: int32(rows), n: int32(o.Vocabulary), step: int32(o.wide())}}
 	if from == 0 {
 		p.first = 1
 	}

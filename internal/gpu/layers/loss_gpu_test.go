@@ -35,8 +35,9 @@ func (m *machine) putIDs(t testing.TB, ids []int) gpu.Memory {
 func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 	rng := reftest.Rand(t)
 	defer func() { d.logits = 0 }()
-	for i := range cases {
-		o := Loss{Rows: enginetest.Pick(rng, 1, 5, 32, lossRows), Width: enginetest.Pick(rng, 1, 7, 16, 24), Vocabulary: enginetest.Pick(rng, 1, 3, 33, 256, 300, 1+rng.IntN(most))}
+	rounded := 0
+	for i := range reftest.AtLeast(cases, func() bool { return rounded > 0 }) {
+		o := Loss{Products: enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16), Rows: enginetest.Pick(rng, 1, 5, 32, lossRows), Width: enginetest.Pick(rng, 1, 7, 16, 24), Vocabulary: enginetest.Pick(rng, 1, 3, 33, 256, 300, 1+rng.IntN(most))}
 		d.logits = 0
 		if i%3 == 0 { // pieces
 			d.logits, o.Rows = 1, enginetest.Pick(rng, lossRows+1, 2*lossRows, 2*lossRows+5)
@@ -51,10 +52,13 @@ func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 		if outside {
 			targets[rng.IntN(o.Rows)] = enginetest.Pick(rng, -2, o.Vocabulary, math.MaxInt32, math.MinInt32)
 		}
-		o.X, o.W, o.Targets, o.Y, o.Scratch = x.Memory, w.Memory, m.putIDs(t, targets), m.empty(t, o.Rows), m.empty(t, d.LossScratch(&o))
+		o.X, o.W, o.Targets, o.Y, o.Scratch = x.Memory, w.Memory, m.putIDs(t, targets), m.empty(t, o.Rows), m.empty(t, m.lossScratch(t, d, &o))
 		o.X.Offset, o.X.Len = o.X.Offset+4*int64(before), o.Rows*o.Width
 		if bias {
 			o.B = b.Memory
+		}
+		if o.rounds() && o.aligned() {
+			rounded++
 		}
 		grads := o
 		grads.DY, grads.DX, grads.DW, grads.DB = dy.Memory, m.empty(t, o.Rows*o.Width), m.empty(t, o.Vocabulary*o.Width), m.empty(t, o.Vocabulary)
@@ -91,13 +95,25 @@ func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 	}
 }
 
+func (m *machine) lossScratch(t testing.TB, d *Engine, o *Loss) int {
+	n, err := d.LossScratch(o)
+	noError(t, err)
+	return n
+}
+
 // expected is a number, and the largest difference that a result may have from the number.
 type expected struct{ x, off float64 }
 
 // lossOf returns the loss and the gradients of x, w and b in float64.
 func lossOf(o *Loss, x, w, b, dy []float64, targets []int) (want [4][]expected) {
-	const unit, least = 0x1p-23, 0x1p-125      // weights and products below least may be zero
-	product := 0x1p-18 + float64(o.Width)*unit // of the sum of absolute products
+	const unit, least = 0x1p-23, 0x1p-125 // weights and products below least may be zero
+	lost, floor := 0x1p-18, 0.0           // of a product, and of an operand besides
+	if o.rounds() && o.aligned() {
+		if lost = 2*0x1p-8 + 0x1p-15; o.Products == attn.Float16 {
+			lost, floor = 2*0x1p-11+0x1p-18, 0x1p-25
+		}
+	}
+	product := lost + float64(o.Width)*unit // of the sum of absolute products
 	for i, n := range []int{o.Rows, o.Rows * o.Width, o.Vocabulary * o.Width, o.Vocabulary} {
 		want[i] = make([]expected, n)
 	}
@@ -113,7 +129,7 @@ func lossOf(o *Loss, x, w, b, dy []float64, targets []int) (want [4][]expected) 
 			for k := range o.Width {
 				p := x[r*o.Width+k] * w[j*o.Width+k]
 				logits[j] += p
-				size += math.Abs(p) * product
+				size += math.Abs(p)*product + floor*(math.Abs(x[r*o.Width+k])+math.Abs(w[j*o.Width+k]))
 			}
 			top, off = max(top, logits[j]), max(off, size)
 		}
@@ -135,7 +151,9 @@ func lossOf(o *Loss, x, w, b, dy []float64, targets []int) (want [4][]expected) 
 			if bad {
 				e.x = math.NaN()
 			}
-			size := func(sums int) float64 { return e.off + (math.Abs(e.x)+e.off)*(0x1p-18+float64(sums)*unit) + least }
+			size := func(sums int) float64 {
+				return e.off + (math.Abs(e.x)+e.off)*(lost+float64(sums)*unit) + least + floor*math.Abs(dy[r])
+			}
 			for k := range o.Width {
 				dx, dw := &want[1][r*o.Width+k], &want[2][j*o.Width+k]
 				wx, xx := w[j*o.Width+k], x[r*o.Width+k]

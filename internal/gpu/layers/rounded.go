@@ -74,18 +74,19 @@ func (d *Engine) queueRounded(s *cuda.Stream, o *Linear) error {
 
 // transposeParams is struct TrainingTransposeParams.
 type transposeParams struct {
-	x, y                      uint64
-	rows, columns, wide, kind int32
+	x, y                            uint64
+	rows, columns, step, wide, kind int32
+	_                               [4]byte
 }
 
-// transpose queues the transpose of x, of rows x columns, in rows of `wide` elements of another type. Behind the first `rows` of
-// them are zeros.
-func (d *Engine) transpose(s *cuda.Stream, rows, columns, wide int, x, y gpu.Memory) error {
+// transpose queues the transpose of x, of rows x columns of which rows begin `step` elements apart, in rows of `wide` elements of
+// another type. Behind the first `rows` of them are zeros.
+func (d *Engine) transpose(s *cuda.Stream, rows, columns, step, wide int, x, y gpu.Memory) error {
 	blocks := attn.Product(attn.Ceil(wide, transposeTile), attn.Ceil(columns, transposeTile))
 	if blocks > math.MaxInt32 {
 		return gpu.Errorf("transpose", attn.ErrUnsupported, "%d x %d elements", rows, columns)
 	}
-	p := transposeParams{x: x.Address(), y: y.Address(), rows: int32(rows), columns: int32(columns), wide: int32(wide), kind: gpu.Code(y.DType)}
+	p := transposeParams{x: x.Address(), y: y.Address(), rows: int32(rows), columns: int32(columns), step: int32(step), wide: int32(wide), kind: gpu.Code(y.DType)}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.transpose }, blocks, &p, x, y)
 }
 
@@ -136,11 +137,11 @@ func (d *Engine) productRounded(s *cuda.Stream, o *Product) error {
 	}
 	in, _ := o.asLinear()
 	if o.Transposed {
-		if err := d.transpose(s, o.K, o.M, in.In, o.A, in.X); err != nil {
+		if err := d.transpose(s, o.K, o.M, o.M, in.In, o.A, in.X); err != nil {
 			return err
 		}
 	}
-	if err := d.transpose(s, o.K, o.N, in.In, o.B, in.Parts[0].W); err != nil {
+	if err := d.transpose(s, o.K, o.N, o.N, in.In, o.B, in.Parts[0].W); err != nil {
 		return err
 	}
 	return d.Linear(s, in)

@@ -119,8 +119,9 @@ type ColumnSums struct {
 
 // sumsParams is struct TrainingSumsParams.
 type sumsParams struct {
-	x, times, y uint64
-	rows, n     int32
+	x, times, y   uint64
+	rows, n, step int32
+	_             [4]byte
 }
 
 // ColumnSums queues a ColumnSums. The bits are the same on every run.
@@ -139,7 +140,7 @@ func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
 	if err := o.Y.CheckFloats(op, "y", o.N); err != nil {
 		return err
 	}
-	p := sumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: o.Y.Address(), rows: int32(o.Rows), n: int32(o.N)}
+	p := sumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: o.Y.Address(), rows: int32(o.Rows), n: int32(o.N), step: int32(o.N)}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.sums }, attn.Ceil(o.N, trainingColumns), &p, o.X, o.Times, o.Y)
 }
 

@@ -74,7 +74,7 @@ func BenchmarkGPULoss(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, s := range []struct{ rows, width, vocabulary int }{{8192, 768, 50257}, {2048, 4096, 128256}} {
 		o := Loss{Rows: s.rows, Width: s.width, Vocabulary: s.vocabulary}
-		o.X, o.W, o.Scratch = m.filled(b, rng, attn.Float32, s.rows*s.width, 1), m.filled(b, rng, attn.Float32, s.vocabulary*s.width, 0.02), m.empty(b, d.LossScratch(&o))
+		o.X, o.W, o.Scratch = m.filled(b, rng, attn.Float32, s.rows*s.width, 1), m.filled(b, rng, attn.Float32, s.vocabulary*s.width, 0.02), m.empty(b, m.lossScratch(b, d, &o))
 		ids := make([]int, s.rows)
 		for i := range ids {
 			ids[i] = rng.IntN(s.vocabulary)
@@ -82,6 +82,10 @@ func BenchmarkGPULoss(b *testing.B) {
 		o.Targets, o.Y = m.putIDs(b, ids), m.empty(b, s.rows)
 		grads := o
 		grads.DY, grads.DX, grads.DW = m.filled(b, rng, attn.Float32, s.rows, 1), m.empty(b, s.rows*s.width), m.empty(b, s.vocabulary*s.width)
+		loss, rounded := o, grads
+		loss.Products, rounded.Products = attn.BFloat16, attn.BFloat16
+		loss.Scratch = m.empty(b, m.lossScratch(b, d, &rounded))
+		rounded.Scratch = loss.Scratch
 		products := 2 * float64(s.rows) * float64(s.width) * float64(s.vocabulary)
 		for _, c := range []struct {
 			name        string
@@ -89,6 +93,8 @@ func BenchmarkGPULoss(b *testing.B) {
 			run         func() error
 		}{
 			{"loss", products, 0, func() error { return d.Loss(m.Stream, &o) }},
+			{"loss, rounded", products, 0, func() error { return d.Loss(m.Stream, &loss) }},
+			{"gradients, rounded", 3 * products, 0, func() error { return d.Loss(m.Stream, &rounded) }},
 			{"gradients", 3 * products, 0, func() error { return d.Loss(m.Stream, &grads) }},
 			{"table", 0, 4 * float64(s.width) * float64(s.rows+s.vocabulary), func() error {
 				return d.TableGradient(m.Stream, &TableGradient{Rows: s.rows, N: s.width, TableRows: s.vocabulary, IDs: o.Targets, DY: grads.DX, DTable: grads.DW})
@@ -105,7 +111,7 @@ func BenchmarkGPULoss(b *testing.B) {
 				b.ReportMetric(0, "ns/op")
 			})
 		}
-		for _, x := range []gpu.Memory{o.X, o.W, o.Scratch, o.Targets, o.Y, grads.DY, grads.DX, grads.DW} {
+		for _, x := range []gpu.Memory{o.X, o.W, o.Scratch, o.Targets, o.Y, grads.DY, grads.DX, grads.DW, loss.Scratch} {
 			noError(b, x.Buffer.Close())
 		}
 	}

@@ -1,0 +1,130 @@
+package layers
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// A Loss with products of rounded numbers: W is rounded once, and once more as its transpose for the gradient of X. Rows of logits
+// have zeros behind the vocabulary, up to a multiple of 8, since such rows are operands of the gradients.
+
+// mostRoundedLogits is mostLogits of such a Loss, whose gradients need as much memory again for a transpose.
+const mostRoundedLogits = mostLogits / 2
+
+// rounds reports whether o has products of rounded numbers.
+func (o *Loss) rounds() bool { return o.Products != 0 && canRound(o.Products, o.Width) }
+
+// wide returns the number of elements from a row of logits to the next.
+func (o *Loss) wide() int {
+	if o.rounds() {
+		return attn.Ceil(o.Vocabulary, 8) * 8
+	}
+	return o.Vocabulary
+}
+
+// aligned reports whether the GEMMs can read and write the operands where they are.
+func (o *Loss) aligned() bool {
+	at := o.X.Address()
+	if o.DY.Buffer != nil {
+		at |= o.DX.Address() | o.DW.Address()
+	}
+	return at%16 == 0
+}
+
+// roundedLoss is the layers of a piece of a Loss, and the scratch memory of all pieces.
+type roundedLoss struct {
+	w, turned, logits, across gpu.Memory // W; its transpose; logits; their transpose
+	forward, toX, toW         Linear
+	scratch                   int
+}
+
+// roundedLossOf returns the layers for the first piece of o.
+func (d *Engine) roundedLossOf(o *Loss) (r roundedLoss, err error) {
+	piece, wide := d.piece(o), o.wide()
+	deep := attn.Ceil(piece, 8) * 8
+	take := func(n int, t attn.DType) gpu.Memory {
+		m := gpu.Memory{Buffer: o.Scratch.Buffer, Offset: o.Scratch.Offset + int64(r.scratch)*4, DType: t, Len: n}
+		r.scratch += attn.Ceil(attn.Product(n, t.Size()), 16) * 4
+		return m
+	}
+	r.w, r.logits = take(attn.Product(wide, o.Width), o.Products), take(attn.Product(piece, wide), attn.Float32)
+	r.turned, r.across = take(attn.Product(o.Width, wide), o.Products), take(attn.Product(o.Vocabulary, deep), attn.Float32)
+	x := take(attn.Product(o.Width, deep), o.Products) // the transpose of a piece of X
+	r.forward = Linear{Rows: piece, In: o.Width, RoundX: true, Parts: []LinearPart{{Out: wide, W: r.w, Y: r.logits}}}
+	r.toX = Linear{Rows: piece, In: wide, X: r.logits, RoundX: true, Parts: []LinearPart{{Out: o.Width, W: r.turned}}}
+	r.toW = Linear{Rows: o.Vocabulary, In: deep, X: r.across, RoundX: true, Parts: []LinearPart{{Out: o.Width, W: x}}}
+	most := 0
+	for _, l := range []*Linear{&r.forward, &r.toX, &r.toW} {
+		n, err := d.Scratch(l)
+		if err != nil {
+			return r, err
+		}
+		most = max(most, n)
+	}
+	rest := take(most, attn.Float32)
+	r.forward.Scratch, r.toX.Scratch, r.toW.Scratch = rest, rest, rest
+	return r, nil
+}
+
+// roundedLoss queues a checked Loss that rounds.
+func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
+	r, err := d.roundedLossOf(o)
+	if err != nil {
+		return err
+	}
+	// Rows of W behind the vocabulary are zeros, so that logits there are.
+	if err := s.Set(r.w.Buffer, r.w.Offset, 0, int64(2*r.w.Len)); err != nil {
+		return err
+	}
+	if err := d.Convert(s, &Convert{N: attn.Product(o.Vocabulary, o.Width), X: o.W, Y: r.w}); err != nil {
+		return err
+	}
+	gradients := o.DY.Buffer != nil
+	if gradients {
+		if err := d.transpose(s, o.Vocabulary, o.Width, o.Width, o.wide(), o.W, r.turned); err != nil {
+			return err
+		}
+	}
+	piece := r.forward.Rows
+	for from := 0; from < o.Rows; from += piece {
+		rows := min(piece, o.Rows-from)
+		part := func(m gpu.Memory) gpu.Memory {
+			m.Offset, m.Len = m.Offset+4*int64(from)*int64(o.Width), rows*o.Width
+			return m
+		}
+		x := part(o.X)
+		r.forward.Rows, r.forward.X = rows, x
+		if err := d.Linear(s, &r.forward); err != nil {
+			return err
+		}
+		if err := d.lossOfRows(s, o, from, rows, r.logits); err != nil {
+			return err
+		}
+		if !gradients {
+			continue
+		}
+		r.toX.Rows, r.toX.Parts[0].Y = rows, part(o.DX)
+		if err := d.Linear(s, &r.toX); err != nil {
+			return err
+		}
+		deep := attn.Ceil(rows, 8) * 8
+		if err := d.transpose(s, rows, o.Vocabulary, o.wide(), deep, r.logits, r.across); err != nil {
+			return err
+		}
+		if err := d.transpose(s, rows, o.Width, o.Width, deep, x, r.toW.Parts[0].W); err != nil {
+			return err
+		}
+		r.toW.In, r.toW.Parts[0].Y = deep, o.DW
+		if from > 0 {
+			r.toW.Residual = o.DW
+		}
+		if err := d.Linear(s, &r.toW); err != nil {
+			return err
+		}
+		if err := d.lossBias(s, o, from, rows, r.logits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
