@@ -104,7 +104,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	readSpeed = func() (float64, error) { return 0, errors.New("no kernel") }
 	x.Ranks = x.Ranks[:len(x.Ranks)-1]
 	env = append(env, "LEANATTENTION_NCCL=/nowhere/libnccl.so.2")
-	m.of.fields["hidden_size"], m.of.fields["word_embed_proj_dim"] = 80, 80 // heads of 40
+	m.of.fields["hidden_size"], m.of.fields["word_embed_proj_dim"] = 40, 40 // heads of 20
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
