@@ -133,6 +133,9 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 	if s.part(3) == "prefetch" {
 		return c.prefetchBulk(s)
 	}
+	if s.has("bulk_group") || s.part(3) == "commit_group" || s.part(3) == "wait_group" {
+		return c.bulkStore(s)
+	}
 	several := s.has("multicast::cluster")
 	if !s.has("mbarrier::complete_tx::bytes") || several && !s.has("tensor") {
 		return nil

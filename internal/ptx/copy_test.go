@@ -137,7 +137,7 @@ func TestAsyncCopyErrors(t *testing.T) {
 	for _, text := range []string{
 		"cp.async.ca.shared.global [%r1], [%g0], 3;", "cp.async.ca.shared.global [%r1], [%g0], 0;", "cp.async.cg.shared.global [%r1], [%g0], 8;", "cp.async.ca.shared.global [%r1], [%g0], %r2;", "cp.async.ca.shared.global [%r1], [%g0];", "cp.async.ca.shared.global;",
 		"cp.async.wait_group -1;", "cp.async.wait_group;", "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];", "cp.async;", "cp;", "cp.reduce.async.bulk [%r1];", "cp.async.ca.global.shared [%g0], [%r1], 4;",
-		"cp.async.bulk.commit_group;", "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r0], 16;", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%rd0], 16, [%r1], %h0;",
+		"cp.async.bulk.wait_group;", "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r0];", "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.u32 [%rd0], [%r0], 16;", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%rd0], 16, [%r1], %h0;",
 		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0], 16;", "cp.async.bulk;", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0, {%r1, %r2}], [%r3];",
 		"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%rd0, {%r1, %r2, %r3}], [%r0];", "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0, {%r1, %r2}], [%r3];", "cp.async.bulk.tensor;",
 		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%r0], {%f0}, [%r1];", "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%r0], %rd0, [%r1];", "st.async;", "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%r0], %f0;",

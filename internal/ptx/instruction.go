@@ -64,6 +64,8 @@ func (c *compiler) instruction(s *statement) {
 		in.do = c.atomic(s)
 	case "cp":
 		switch {
+		case s.part(1) == "reduce":
+			in.do = c.bulkStore(s)
 		case s.part(1) != "async":
 		case s.part(2) == "bulk":
 			in.do = c.bulk(s)
@@ -74,7 +76,10 @@ func (c *compiler) instruction(s *statement) {
 		in.do = c.mbarriers(s)
 	case "fence", "membar":
 		in.do = c.fence(s)
-	case "prefetch", "setmaxnreg", "nanosleep":
+	case "setmaxnreg":
+		n := c.constantArgument(0)
+		in.do = func(w *warp, m uint32) { w.ask(n) }
+	case "prefetch", "nanosleep":
 		in.do = func(w *warp, m uint32) {}
 	case "griddepcontrol":
 		in.do = c.dependency(s)

@@ -112,6 +112,7 @@ type block struct {
 	shared   []byte
 	threads  int
 	exited   int
+	more     int // registers of a lane of all warps, beyond those that the block began with
 	barriers [16]blockBarrier
 	objects  map[uint32]*mbarrier
 	recent   [64]*mbarrier // cache of objects, by address
@@ -146,6 +147,8 @@ type warp struct {
 	phases [lanes]int    // phase of the cluster's barrier at the last arrival
 	here   uint32        // lanes that have arrived in the barrier's current phase
 	copies [lanes]asyncCopies
+	stores [lanes]bulkStores
+	asked  int // registers of a lane, see ask
 	groupProducts
 	in *instruction // current instruction
 }
@@ -315,6 +318,16 @@ func (b *block) where(warp int, in *instruction) string {
 // later schedules an operation that happens at any time from now on.
 func (w *warp) later(do func()) {
 	w.m.pending = append(w.m.pending, pending{w.block, w.id, w.in, do})
+}
+
+// ask changes the registers of a warp's lanes (setmaxnreg). A block has no more than it began with: for each lane an equal part of a
+// multiprocessor's 65536, at most.
+func (w *warp) ask(n int) {
+	if w.asked == 0 {
+		w.asked = min(65536/w.block.threads/8*8, 255)
+	}
+	w.block.more += n - w.asked
+	w.asked = n
 }
 
 // happen performs pending operation i.
@@ -614,7 +627,7 @@ func (w *warp) ret(m uint32) {
 			}
 			continue
 		}
-		if w.copies[l].any() {
+		if w.copies[l].any() || w.stores[l].any() {
 			w.fail("thread %d ends with copies that it has not waited for", l)
 		}
 		if w.groupProducts.any() {
@@ -630,6 +643,9 @@ func (w *warp) ret(m uint32) {
 		}
 	}
 	if w.block.exited == w.block.threads {
+		if w.block.more > 0 {
+			w.fail("lanes of the block's warps have asked for %d registers more than there are: warps would wait forever", w.block.more)
+		}
 		w.m.exited++
 		w.let()
 	}

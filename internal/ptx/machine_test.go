@@ -556,3 +556,16 @@ ld.global.u32 %r0, [%g0];
 mad.lo.s32 %r0, %r0, 10, %b;
 add.s32 %r0, %r0, 1;
 st.global.u32 [%g0], %r0;`
+
+// Warps that ask for more registers than their block has would wait for the others' forever.
+func TestRegistersOfWarps(t *testing.T) {
+	body := func(producer, consumers int) string {
+		return fmt.Sprintf("setp.lt.u32 %%p0, %%t, 128;\n@%%p0 bra LESS;\nsetmaxnreg.inc.sync.aligned.u32 %d;\nbra END;\nLESS:\nsetmaxnreg.dec.sync.aligned.u32 %d;\nEND:\n", consumers, producer)
+	}
+	for _, most := range [][3]int{{24, 240, 384}, {32, 160, 512}, {40, 88, 768}} {
+		if err := launch(compile(t, program(1, body(most[0], most[1]))), Launch{Grid: 2, Block: most[2]}, rangeOf(memory[uint32](64))); err != nil {
+			t.Errorf("%v: %v", most, err)
+		}
+		bodyFails(t, Launch{Block: most[2]}, body(most[0]+8, most[1]), "registers more than there are", "")
+	}
+}
