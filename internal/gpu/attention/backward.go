@@ -13,7 +13,10 @@ import (
 // Gradients of attention (kernels/attn_backward.cuh). A launch of rows computes D and writes the zeros of rows that see no
 // key. In the launch after it, a thread block has some keys of a KV head.
 
-const backwardUnit = "backward"
+const backwardUnit, backwardHopperUnit, backwardHopperScoredUnit = "backward", "backward_hopper", "backward_hopper_variant"
+
+// backwardHopperRows are the rows of a query block for the launch of rows before kernels of warp groups. Their own may be longer.
+const backwardHopperRows = 64
 
 // backwardKernel is a line of the table: the kernels for head dims up to dim.
 type backwardKernel struct {
@@ -23,20 +26,23 @@ type backwardKernel struct {
 	rows, stages int  // of a query block: rows, and query blocks in shared memory
 	scored       bool // it has score changes and masks (backward_scored.go)
 	wide         bool // of float32
+	groups       bool // it multiplies by warp groups (kernels/attn_backward_hopper.cuh)
 }
 
 var backwardTable = []backwardKernel{
-	{64, largeShared, 4, 32, 2, false, false},
-	{64, hopper, 4, 32, 2, false, false},
-	{64, smallShared, 8, 64, 2, false, false},
-	{64, ampere, 8, 64, 2, true, false},
-	{128, largeShared, 8, 64, 2, false, false},
-	{128, hopper, 8, 64, 2, false, false},
-	{128, smallShared, 8, 32, 1, false, false},
-	{128, largeShared, 8, 32, 2, true, false},
-	{128, hopper, 8, 32, 2, true, false},
-	{128, smallShared, 8, 32, 1, true, false},
-	{128, ampere, 4, 16, 1, true, true},
+	{dim: 64, capability: hopper, warps: 12, rows: 128, stages: 3, groups: true},
+	{dim: 128, capability: hopper, warps: 12, rows: 64, stages: 3, groups: true},
+	{dim: 64, capability: hopper, warps: 12, rows: 128, stages: 3, scored: true, groups: true},
+	{dim: 128, capability: hopper, warps: 12, rows: 64, stages: 3, scored: true, groups: true},
+	{64, largeShared, 4, 32, 2, false, false, false},
+	{64, smallShared, 8, 64, 2, false, false, false},
+	{64, ampere, 8, 64, 2, true, false, false},
+	{128, largeShared, 8, 64, 2, false, false, false},
+	{128, smallShared, 8, 32, 1, false, false, false},
+	{128, largeShared, 8, 32, 2, true, false, false},
+	{128, hopper, 8, 32, 2, true, false, false},
+	{128, smallShared, 8, 32, 1, true, false, false},
+	{128, ampere, 4, 16, 1, true, true, false},
 }
 
 const backwardRowsThreads = 256
@@ -62,10 +68,25 @@ func canBackwardOf(kv attn.DType) *attn.Can {
 	return &canBackward
 }
 
+// rowsOfRows returns the rows of a query block for the launch of rows.
+func (k *backwardKernel) rowsOfRows() int {
+	if k.groups {
+		return backwardHopperRows
+	}
+	return k.rows
+}
+
 // shared returns the bytes of shared memory.
 func (k *backwardKernel) shared() int {
 	if k.wide { // rows are longer: BackwardWide
 		return (2*k.keys()*(k.dim+4)+2*k.rows*(k.dim+4)+k.rows*2+k.keys()*(k.rows+8))*4 + 16
+	}
+	if k.groups { // BackwardHopper::SHARED
+		n := 2*k.keys()*k.dim*2 + k.stages*(k.rows*k.dim*2+k.rows*8) + 2*k.rows*k.dim*2 + 2*k.keys()*k.rows*2 + 2*64*64*4 + 8*32
+		if k.scored {
+			n += 512
+		}
+		return n
 	}
 	return 2*k.keys()*k.dim*2 + k.keys()*128 + k.stages*(2*k.rows*k.dim*2+k.rows*8) + 16
 }
@@ -86,15 +107,17 @@ type Backward struct {
 	kv                                 attn.DType
 	kernel                             *backwardKernel
 	rowsFunction, function             *cuda.Function
+	sumsFunction                       *cuda.Function // writes dq
 	biasFunction, sinksFunction        *cuda.Function
 	blocks                             int // query blocks of a head
 	counters, rows, terms, sums, bytes int64
 }
 
-// backwardLaunch is a launch of a function.
+// backwardLaunch is a launch of a function. Its query blocks have so many rows.
 type backwardLaunch struct {
 	*cuda.Function
 	cuda.Grid
+	rows int
 }
 
 // BackwardOperands is the memory of a [Backward], in the layout of [attn.Gradient]. LSE and DLSE are float32. DOut without a
@@ -163,14 +186,18 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	queryBlocks := int64(s.Batch) * int64(s.Heads) * int64(b.blocks)
 	align := func(n int64) int64 { return (n + 255) / 256 * 256 }
 	b.counters = align(int64(len(b.Table())))
-	b.rows = align(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+queryBlocks))
+	adders := queryBlocks // counters: kernels of warp groups have one for each half of a query block
+	if k.groups {
+		adders *= 2
+	}
+	b.rows = align(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+adders))
 	b.terms = align(b.rows + queryBlocks*int64(k.rows)*8)
 	b.sums = b.terms
 	if s.Score.Sinks {
 		b.sums = align(b.terms + queryBlocks*int64(k.rows)*4)
 	}
 	b.bytes = b.sums
-	if s.Keys > k.keys() { // with one key block, dq needs no sums
+	if k.groups || s.Keys > k.keys() { // with one key block, dq needs no sums
 		b.bytes += queryBlocks * int64(k.rows) * int64(k.dim) * 4
 	}
 	return b, nil
@@ -187,10 +214,30 @@ func (b *Backward) load() (err error) {
 	if err != nil {
 		return err
 	}
-	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_rows_%s_%d", gpu.Name(b.kv), b.kernel.rows)); err != nil {
+	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_rows_%s_%d", gpu.Name(b.kv), b.kernel.rowsOfRows())); err != nil {
 		return err
 	}
+	if b.kernel.groups {
+		return b.loadGroups(backwardHopperUnit, "backward_hopper")
+	}
 	b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_%s_%d", gpu.Name(b.kv), b.kernel.dim))
+	return err
+}
+
+// loadGroups loads the kernels of warp groups. name: of those that write dq, and of the others where options ask for all.
+func (b *Backward) loadGroups(unit, name string) error {
+	e := b.engine
+	m, err := gpu.Module(e.dev, unit)
+	if err != nil {
+		return err
+	}
+	if b.sumsFunction, err = m.Function(fmt.Sprintf("%s_sums_%s_%d", name, gpu.Name(b.kv), b.kernel.dim)); err != nil {
+		return err
+	}
+	if b.kernel.scored && backwardProblem(&b.shape, b.kv).Features()&backwardManyFeatures == 0 {
+		name = "backward_hopper_masked"
+	}
+	b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, gpu.Name(b.kv), b.kernel.dim))
 	return err
 }
 
@@ -282,8 +329,12 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 		warps += s.Batch * s.KVHeads * s.Keys
 	}
 	launches := []backwardLaunch{
-		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}},
-		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}},
+		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}, k.rowsOfRows()},
+		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}, k.rows},
+	}
+	if k.groups {
+		launches[1].Blocks[0], launches[1].Overlap = min(launches[1].Blocks[0], b.engine.info.Multiprocessors), true
+		launches = append(launches, backwardLaunch{b.sumsFunction, cuda.Grid{Blocks: [3]int{s.Batch * s.Heads * b.blocks * 2}, Threads: [3]int{128}, Overlap: true}, k.rows})
 	}
 	var scored backwardScoredParams
 	if k.scored {
@@ -293,7 +344,8 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	var args cuda.Args
 	for _, x := range launches {
 		args.Reset()
-		if k.scored {
+		p.blocks = int32(b.blocks * k.rows / x.rows)
+		if scored.blocks = p.blocks; k.scored {
 			cuda.Struct(&args, &scored)
 		} else {
 			cuda.Struct(&args, &p)

@@ -18,6 +18,9 @@ const backwardScoredUnit, backwardWideUnit = "backward_variant", "backward_wide"
 // backwardScoredFeatures are the features that need the kernels with scores.
 const backwardScoredFeatures = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout
 
+// backwardManyFeatures are those of them that the kernels of warp groups for masks and ALiBi have not.
+const backwardManyFeatures = attn.Cap | attn.AddedBias | attn.Dropout
+
 // backwardScores is struct BackwardScores.
 type backwardScores struct {
 	slopes, sinks, bias, biasGrad, sinkGrad, sinkTerms uint64 // addresses
@@ -46,10 +49,15 @@ func (b *Backward) loadScored() error {
 		return err
 	}
 	e, element := b.engine, gpu.Name(b.kv)
-	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_scored_rows_%s_%d", element, b.kernel.rows)); err != nil {
+	if b.rowsFunction, err = m.Function(fmt.Sprintf("backward_scored_rows_%s_%d", element, b.kernel.rowsOfRows())); err != nil {
 		return err
 	}
-	if b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim)); err != nil {
+	if b.kernel.groups {
+		err = b.loadGroups(backwardHopperScoredUnit, "backward_hopper_scored")
+	} else {
+		b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim))
+	}
+	if err != nil {
 		return err
 	}
 	if b.shape.Bias != (attn.Bias{}) {
@@ -139,17 +147,21 @@ func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	s, k := &b.shape, b.kernel
 	if o.DBias.Buffer != nil {
 		pieces := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences)
-		if s.Bias.Queries != 1 {
-			pieces *= b.blocks
+		rows, warps := k.rows, k.warps
+		if k.groups { // its kernel is one of single warps
+			rows, warps = 64*64/k.dim, 8
 		}
-		shared := 2*k.keys()*k.dim*2 + 2*k.rows*k.dim*2 + k.rows*8
+		if s.Bias.Queries != 1 {
+			pieces *= b.blocks * k.rows / rows
+		}
+		shared := 2*k.keys()*k.dim*2 + 2*rows*k.dim*2 + rows*8
 		if k.wide {
 			shared = k.shared()
 		}
-		all = append(all, backwardLaunch{b.biasFunction, cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{k.warps * 32}, Shared: shared}})
+		all = append(all, backwardLaunch{b.biasFunction, cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{warps * 32}, Shared: shared}, rows})
 	}
 	if o.DSinks.Buffer != nil {
-		all = append(all, backwardLaunch{b.sinksFunction, cuda.Grid{Blocks: [3]int{s.Heads}, Threads: [3]int{backwardRowsThreads}}})
+		all = append(all, backwardLaunch{b.sinksFunction, cuda.Grid{Blocks: [3]int{s.Heads}, Threads: [3]int{backwardRowsThreads}}, k.rows})
 	}
 	return all
 }

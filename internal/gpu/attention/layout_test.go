@@ -69,6 +69,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"backward.cu": {
 			"#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL) #define HEADS_64 2, 64, 4, 2, 32, 2 #define HEADS_128 1, 128, 8, 1, 64, 2 #else #define HEADS_64 1, 64, 8, 1, 64, 2 #define HEADS_128 1, 128, 8, 1, 32, 1 #endif", // backwardTable
 		},
+		"attn_backward_hopper.cuh": {
+			"KEYS = 128, THREADS = 384,", "KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * ROWS * 2, SUM = 64 * 64 * 4;",
+			"STATISTICS = ROWS * 8;", "SHARED = 2 * KEY + Q_STAGES * (ROW + STATISTICS) + O_STAGES * ROW + 2 * SLOPE + 2 * SUM + 8 * 32 + V::PARAMS;", "O_STAGES = 2,",
+		},
+		"backward_hopper.cu":               {"#define HEADS_64 64, 128, 3 #define HEADS_128 128, 64, 3"}, // backwardTable
+		"backward_hopper_variant.cu":       {"#define HEADS_64 64, 128, 3 #define HEADS_128 128, 64, 3"},
+		"attn_backward_hopper_variant.cuh": {"PARAMS = 512;"},
 		"attn_prefill_rows.cuh": {
 			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
 				"static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
