@@ -24,6 +24,13 @@ struct LatentParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The descriptor of an operand that lies so many bytes behind another one: one addition, where making it anew takes five instructions that
+// wait for each other.
+__device__ __forceinline__ u64 behind(u64 operand, int bytes) {
+  u64 d;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"((u32)operand + bytes / 16), "r"((u32)(operand >> 32)));
+  return d;
+}
 // d += a b: a is 64 x 16 in shared memory, whose rows are those of d, and b 16 x N, whose rows are what is summed over.
 template <class Math> __device__ __forceinline__ void addColumns(float (&d)[16][4], u64 a, u64 b) {
   const int more = 1;
@@ -51,7 +58,23 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct LatentShape {
   struct Variant : Plain {
     enum : int { ROWS = 64 }; // of an output tile
   };
-  using Place = Walk<64, Variant>;
+  // If a range without whole output tiles has a wholeHead, that is the number of sequences. Then the first output tiles of all sequences
+  // come first, then all second ones, and so on: thread blocks read the keys of a sequence's output tiles at the same time.
+  struct Place : Walk<64, Variant> {
+    __device__ __forceinline__ bool next(const Params& p) {
+      const int sequences = this->work->wholeTiles > 0 ? 0 : this->work->wholeHead;
+      if (sequences == 0) return Walk<64, Variant>::next(p);
+      this->tile = 0;
+      if ((this->left -= this->take) <= 0) return false;
+      do {
+        if (++this->seq == sequences) this->seq = 0, this->block++;
+        this->s = p.seqs[this->seq];
+        this->tiles = this->block * Variant::ROWS < this->s.queries * p.group ? this->count(p) : 0;
+      } while (this->tiles == 0);
+      this->open(p);
+      return true;
+    }
+  };
   enum : int { MERGE_WARPS = 8, IN_FLIGHT = 16 }; // of Reduce
   static_assert(T::ready && Math::Operand::bytes == 2, "what is in shared memory is multiplied as it is");
   static constexpr bool PRECISE = PRECISE_;
@@ -265,17 +288,17 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
   __device__ static __forceinline__ int slotOf(int n) { return (n & 1) * BLOCKS; }
   __device__ static __forceinline__ int valuesOf(int n, int group) { return slotOf(n) + BLOCKS - VALUE_BLOCKS + group * HALF; }
 
-  // Adds the products with blocks [from, to) of chunk n to its scores, block by block as they come.
-  __device__ static __forceinline__ void scores(const Shared& sh, int n, float (&s)[8][4], int from, int to) {
-    const u32 parity = n >> 1 & 1;
+  // Adds the products with blocks [FROM, TO) of chunk n to its scores, block by block as they come.
+  template <int FROM, int TO> __device__ static __forceinline__ void scores(const Shared& sh, int n, float (&s)[8][4]) {
+    const u32 parity = n >> 1 & 1, slot = slotOf(n), keys = sh.ring + slot * BLOCK, full = sh.full + slot * 8;
     pinned(s);
-#pragma unroll 1
-    for (int b = from; b < to; b++) {
-      const u32 at = sh.ring + (slotOf(n) + b) * BLOCK, query = sh.query + columnsOf(b) * (64 * 128);
-      barrierWait(sh.full + (slotOf(n) + b) * 8, parity);
+#pragma unroll
+    for (int b = FROM; b < TO; b++) {
+      const u64 left = rowOperand(sh.query + columnsOf(b) * (64 * 128)), right = rowOperand(keys + b * BLOCK);
+      barrierWait(full + b * 8, parity);
       wgmmaFence();
 #pragma unroll
-      for (int k = 0; k < 4; k++) Wgmma<64>::template shared<Math>(s, rowOperand(query + k * 32), rowOperand(at + k * 32), 1);
+      for (int k = 0; k < 4; k++) Wgmma<64>::template shared<Math>(s, behind(left, k * 32), behind(right, k * 32), 1);
       wgmmaCommit();
     }
     wgmmaWait<0>();
@@ -376,11 +399,12 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
     const u32 values = sh.ring + valuesOf(n, group) * BLOCK;
     const auto multiply = [&](auto& to, int b) { // from block b on
       constexpr int N = sizeof(to) / 16 * 8;
+      const u64 first = columnOperand(values + b * BLOCK, BLOCK), left = rowOperand(sh.weights);
       wgmmaFence();
 #pragma unroll
       for (int k = 0; k < KEYS / 16; k++) {
-        const u64 v = columnOperand(values + b * BLOCK + k * 2048, BLOCK);
-        if constexpr (!OWN) addColumns<Math>(to, rowOperand(sh.weights + k * 32), v);
+        const u64 v = behind(first, k * 2048);
+        if constexpr (!OWN) addColumns<Math>(to, behind(left, k * 32), v);
         else Wgmma<N>::template registers<Math>(to, weights[k], v);
       }
       wgmmaCommit();
@@ -442,9 +466,9 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       float s[8][4];
 #pragma unroll
       for (int j = 0; j < 8; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
-      scores(sh, own, s, 0, EARLY);
+      scores<0, EARLY>(sh, own, s);
       if (c > w.chunk) take(sh, st, own - 1, w.s.keys - (c - 1) * KEYS, group, lane);
-      scores(sh, own, s, EARLY, BLOCKS);
+      scores<EARLY, BLOCKS>(sh, own, s);
 #pragma unroll
       for (int b = 0; b < BLOCKS - VALUE_BLOCKS; b++) // nothing else reads these
         if (lane == 0) barrierArrive(sh.empty + (slotOf(own) + b) * 8);

@@ -1,12 +1,16 @@
 // Entry points of decode attention to keys that hold the values: latent_<element>, and _precise for queries and outputs of
-// more bits than keys.
+// more bits than keys; and with keys as rows of products, for output tiles of up to so many rows, latent_<element>_<rows>.
 //
 // Needed by: caches with ValuesInKeys, as multi-head latent attention has them.
-#include "attn_latent.cuh"
+#include "attn_latent_columns.cuh"
 
 #define LATENT_TYPE(name, T) \
   LATENT_ATTENTION(name, T, 576, 512, false) \
-  LATENT_ATTENTION(name##_precise, T, 576, 512, true)
+  LATENT_ATTENTION(name##_precise, T, 576, 512, true) \
+  LATENT_COLUMNS(name##_16, LatentHalves<T::Math>, 16)
 
 LATENT_TYPE(latent_f16, AsF16)
 LATENT_TYPE(latent_bf16, AsBF16)
+LATENT_COLUMNS(latent_e4m3_16, LatentE4M3, 16)
+LATENT_COLUMNS(latent_e4m3_32, LatentE4M3, 32)
+LATENT_COLUMNS(latent_e4m3_64, LatentE4M3, 64)

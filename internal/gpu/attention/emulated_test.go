@@ -155,6 +155,7 @@ func TestEmulatedLatent(t *testing.T) {
 	testLatent(t, m, 22, 300)
 	testLatentSchedules(t, m, 300)
 	testLatentPasses(t, m)
+	testLatentNarrow(t, m, 10, 300)
 	testFamilies(t, m, reftest.Rand(t), latentFamilies(), 10_000_000)
 }
 

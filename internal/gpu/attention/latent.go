@@ -57,6 +57,9 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	shape := e.shapeOf(k, g.Dim)
 	c, _ := e.latentConfig(g.Dim, parts) // choose has found the configuration
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
+	if parts == 1 && p.form.tileRows <= latentFew && box < shape.keys { // it copies small pages with a quarter of the instructions
+		return p.runLatentColumns(s, o, k, latentFew, 2)
+	}
 	p.fill(o, &shape, &c, box)
 	a := latentParams{Params: p.params.Params, meet: p.params.meet}
 	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, whole(g.Dim), box); err != nil {

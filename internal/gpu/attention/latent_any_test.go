@@ -135,10 +135,13 @@ type grouped struct {
 }
 
 // newGrouped draws numbers and a layout, and copies them to the machine. What must not be read is NaN.
-func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape reftest.Shape, page int) *grouped {
+func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape reftest.Shape, page int, queries ...attn.DType) *grouped {
 	t.Helper()
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	query, newType := enginetest.Pick(rng, types...), enginetest.Pick(rng, types...)
+	if queries == nil {
+		queries = types
+	}
+	query, newType := enginetest.Pick(rng, queries...), enginetest.Pick(rng, types...)
 	n := &grouped{problem: &problem{rng: rng, kv: attn.E4M3, query: query, out: enginetest.Pick(rng, query, query, attn.Float32), pageTokens: page}}
 	p := n.problem
 	p.Case = reftest.New(rng, shape, in, enginetest.Format(query), reftest.Float16)

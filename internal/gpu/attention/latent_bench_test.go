@@ -39,6 +39,19 @@ func BenchmarkGPULatentAny(b *testing.B) {
 	}
 }
 
+// BenchmarkGPULatentNarrow measures the kernels for latents of E4M3 in the same way.
+func BenchmarkGPULatentNarrow(b *testing.B) {
+	m := realGPU(b)
+	if !m.engine.hasEpilogue() {
+		b.Skip("kernels for values in keys are those of 9.0")
+	}
+	for _, c := range []latentRun{
+		{64, 1, 16, 8192, 64}, {16, 1, 16, 8192, 64}, {1, 1, 16, 131072, 64}, {64, 1, 16, 8192, 16}, {16, 1, 64, 32768, 64}, {64, 2, 16, 8192, 64}, {64, 4, 16, 8192, 64}, {1, 1, 128, 65536, 64}, {64, 1, 128, 4096, 64},
+	} {
+		c.measure(b, m, attn.E4M3, attn.Mask{Causal: true})
+	}
+}
+
 // latentRun is a shape of BenchmarkGPULatent.
 type latentRun struct{ batch, queries, heads, keys, page int }
 
@@ -53,6 +66,7 @@ func (c latentRun) measure(b *testing.B, m *machine, kv attn.DType, mask attn.Ma
 		if kv == attn.E4M3 {
 			g.Pages, operand = groupedPages(d, v), attn.BFloat16
 		}
+		g.QueryType = operand
 		g.Pages = g.Pages.Packed(1, c.page)
 		rng := rand.New(rand.NewPCG(1, 2))
 		memory := func(n int, dtype attn.DType) gpu.Memory {

@@ -136,8 +136,13 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	longest := 0 // LeanTiles of the longest output tile
 	p.sched.Reset(g.KVHeads)
 	p.written.reset()
+	blocks := blockwise(g, seqs, block)
+	p.tiles = p.tiles[:0]
 	for i, s := range seqs {
-		p.tiles = p.tiles[:0]
+		if blocks == 0 {
+			p.tiles = p.tiles[:0]
+		}
+		before := len(p.tiles)
 		if rows := int(s.queries) * group; hides(g) {
 			p.countTiles(g, &s, int(p.details.data[i].number), block)
 		} else {
@@ -145,10 +150,17 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 				p.tiles = append(p.tiles, keysOf(g, p.prefixes.cuts, &s, first, min(first+block, rows), chunk).Tiles(tile))
 			}
 		}
-		for _, n := range p.tiles {
+		for _, n := range p.tiles[before:] {
 			longest = max(longest, int(n))
 		}
-		p.sched.Add(p.tiles)
+		if blocks == 0 {
+			p.sched.Add(p.tiles)
+		}
+	}
+	for b := range blocks {
+		for i := range seqs {
+			p.sched.Add(p.tiles[i*blocks+b:][:1])
+		}
 	}
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
@@ -158,12 +170,15 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
 	policy := g.Policy
-	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), !g.Invariant
+	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), !g.Invariant && blocks == 0
 	p.sched.Cut(policy, workers)
 	if p.works.data == nil {
 		p.works.data = make([]work, p.engine.blocks)
 	}
 	packWorks(&p.sched, seqs, p.works.data)
+	if blocks > 0 {
+		packBlocks(len(seqs), p.works.data)
+	}
 	switch {
 	case g.Invariant:
 		placeStates(&p.sched, p.works.data)
@@ -218,4 +233,24 @@ func keysBehind(g *attn.Problem, c cuts, s *sequence, first, end, chunk int) (ke
 	from, to := c.mask(g, s).Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
 	front = attn.Ceil(g.SinkKeys(from), chunk) * chunk
 	return lean.Keys{First: max(from-from%chunk-front, 0), End: to}, front
+}
+
+// blockwise returns the number of output tiles of each sequence if their first ones are to come first in the plan, then all second ones,
+// and so on, and 0 otherwise. Kernels for keys that hold the values have output tiles of a sequence that read the same keys:
+// in this order thread blocks read the keys at the same time, and the memory serves them once.
+func blockwise(g *attn.Problem, seqs []sequence, block int) (blocks int) {
+	if block != mostBlockRows || g.KVHeads != 1 || g.Policy.Kind != lean.StreamK {
+		return 0
+	}
+	for i := range seqs {
+		n := attn.Ceil(int(seqs[i].queries)*g.Group(), block)
+		if i > 0 && n != blocks {
+			return 0
+		}
+		blocks = n
+	}
+	if blocks < 2 {
+		return 0
+	}
+	return blocks
 }

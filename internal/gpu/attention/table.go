@@ -29,6 +29,7 @@ type kernel struct {
 	tile       tile
 	parts      int  // parts of an element of a query, in prefill kernels; 0: a decode kernel
 	exact      bool // queries and outputs must have the type of keys: the kernel does not round them
+	halves     bool // queries must be those of hasRoundedQueries
 
 	features attn.Feature // supported features
 	needs    attn.Feature // features that a problem must have
@@ -77,6 +78,9 @@ var (
 
 	// latentAnyFamily: as latentFamily, with masks and score changes. Output tiles have up to 32 rows.
 	latentAnyFamily = kernelFamily{shared: true, fits: latentAnyFits, run: (*Plan).runLatentAny}
+
+	// latentNarrowFamily: as latentFamily, and values are of E4M3.
+	latentNarrowFamily = kernelFamily{shared: true, fits: latentColumnsFits, run: (*Plan).runLatentNarrow}
 
 	// prefillFamily: thread blocks have output tiles of 64 rows or more.
 	prefillFamily = kernelFamily{shared: true, fits: prefillFits, run: (*Plan).runPrefill}
@@ -313,10 +317,15 @@ func latentLines() (lines []kernel) {
 	for _, kv := range gpu.Halves {
 		name := "latent_" + gpu.Name(kv)
 		lines = append(lines, kernel{
-			family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{latentDim}, value: latentValue,
+			family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise", name + "_16"}, kv: kv, dims: []int{latentDim}, value: latentValue,
 			capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, features: latentFeatures, needs: attn.ValuesInKeys,
 		})
 	}
+	lines = append(lines, kernel{
+		family: &latentNarrowFamily, unit: latentUnit, entries: []string{"latent_e4m3_16", "latent_e4m3_32", "latent_e4m3_64"}, kv: attn.E4M3, dims: []int{latentDim}, value: latentValue,
+		capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, halves: true,
+		features: latentFeatures | attn.Scaled | attn.SeveralPlanes | attn.SeveralTypes, needs: attn.ValuesInKeys | attn.Scaled,
+	})
 	for _, kv := range append(gpu.Types[:len(gpu.Types):len(gpu.Types)], attn.E4M3) {
 		of := kernel{
 			family: &latentAnyFamily, unit: latentAnyUnit, entries: []string{"latent_any_" + gpu.Name(kv)}, kv: kv, anyWidth: true,
@@ -370,7 +379,7 @@ func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
 	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && (k.spreads || !isSpread(g)) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
-		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
+		(!k.halves || hasRoundedQueries(g)) && w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
 }

@@ -110,7 +110,18 @@ type appendParams struct {
 	row                                     int32
 }
 
-// packWorks writes the LeanTiles of a cut plan, one work for each thread block. seqs are the plan's sequences.
+// packBlocks makes works of a plan whose sequences are single output tiles those of output tiles of `sequences` sequences: see blockwise.
+// The wholeHead of a work without whole output tiles says so.
+func packBlocks(sequences int, works []work) {
+	for i := range works {
+		if w := &works[i]; w.tiles > 0 {
+			w.block, w.seq, w.wholeHead = w.seq/int32(sequences), w.seq%int32(sequences), int32(sequences)
+		}
+	}
+}
+
+// packWorks writes the LeanTiles of a cut plan, one work for each thread block. seqs are the plan's sequences, or again and again the
+// same if the plan has more.
 func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 	clear(works)
 	if p.Workers() == 0 {
@@ -133,7 +144,7 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 			host, _, sharers = p.Sharers(k)
 		}
 		w.seq, w.head, w.block, w.tile = int32(k.Seq), int32(k.Head), int32(k.Block), int32(k.Begin)
-		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq]
+		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq%len(seqs)]
 		if !k.Host() { // it is the last output tile of its host
 			works[host].guests = int32(sharers)
 		}
@@ -143,6 +154,6 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 		}
 		wholes.GoToWholes(b)
 		k, _ = wholes.Next()
-		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq]
+		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq%len(seqs)]
 	}
 }
