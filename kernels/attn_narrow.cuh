@@ -1,9 +1,8 @@
 // Decode where keys and values have 8 bits and scales (attn_narrow_tile.cuh). The schedule, the partials and the epilogue
 // are those of Lean (attn_lean.cuh).
 //
-// Scales lie beside the ring, some for each slot. From sm_90 on producer warps load a chunk's scales while they wait for
-// its slot, and store the scales behind the copies of the chunk. So a full slot has four arrivals: copies and scales, of
-// keys and of values.
+// Scales lie beside the ring, some for each slot. From sm_90 on the lanes of producer warps copy them behind the copies of a
+// chunk, and arrive at the slot's barrier when their copies are there.
 #pragma once
 #include "attn_narrow_tile.cuh"
 
@@ -39,98 +38,162 @@ template <class Store, int D> struct NarrowLean {
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = L::APART;
   static constexpr int EACH = KEYS / 32; // keys of a lane
+  // Where warps pass registers on, two consumer warps share chunks: one computes while the other waits. Each has half of the keys, and
+  // one merges the state of the other; or, of more than eight rows, each has all keys, and some rows.
+  static constexpr int SHARERS = APART ? 2 : 1, CONSUMERS = SHARERS * CONSUMER_WARPS;
+  enum : int { PAIRS = 9, COMPUTES = 160, COPIES = 40, MERGES = 152 }; // the first of the pairs' named barriers; registers of a lane
+  static_assert(!APART || CONSUMERS * COMPUTES + PRODUCER_WARPS * COPIES + EPILOGUE_WARPS * MERGES <= (CONSUMERS + PRODUCER_WARPS + EPILOGUE_WARPS) * 128);
 
-  // Where a lane's keys lane, lane+32, ... of a chunk are: pages, and places there. page -1: behind the last key.
+  // Entries of a sequence's block table: 32 of them from number `base` on, one a lane, and the next 32, which are on their way.
+  struct Table {
+    int base, have, ahead;
+    __device__ __forceinline__ int entry(const Params& p, const Seq& s, int n) const { return (long long)n * p.pageTokens < s.keys ? p.pages[s.pages + n] : 0; }
+    __device__ __forceinline__ void open(const Params& p, const Seq& s, int n, int lane) { base = n, have = entry(p, s, n + lane), ahead = entry(p, s, n + 32 + lane); }
+    // Goes on to entry n, the first of a chunk. many: a chunk has more than 33 of them.
+    __device__ __forceinline__ void reach(const Params& p, const Seq& s, int n, bool many, int lane) {
+      if (n < base + (many ? 1 : 32)) return;
+      if (many || n >= base + 64) open(p, s, n, lane);
+      else base += 32, have = ahead, ahead = entry(p, s, base + 32 + lane);
+    }
+    // The lane's entry n, of a chunk whose last one is `last`.
+    __device__ __forceinline__ int at(int n, int last) const {
+      int x = __shfl_sync(~0u, have, n - base & 31);
+      if (last >= base + 32) {
+        const int y = __shfl_sync(~0u, ahead, n - base & 31);
+        if (n >= base + 32) x = y;
+      }
+      return x;
+    }
+  };
+
+  // Keys lane, lane+32, ... of a chunk: numbers of their pages, and their places there.
   struct Keys {
-    int page[EACH], in[EACH];
-    // entry: the lane's of some entries of the block table, from number `first` on, which lane%PREFETCHED_ENTRIES has; those before
-    // number `end` are there.
-    __device__ __forceinline__ void find(const Params& p, const Place& at, int c, int lane, int entry = 0, int first = 0, int end = 0) {
+    int n[EACH], in[EACH];
+    // A tensor without pages is a page for each sequence.
+    __device__ static __forceinline__ int tokens(const Params& p) { return p.pages == nullptr ? 1 << 30 : p.pageTokens; }
+    __device__ static __forceinline__ int pageOf(int key, int tokens) { return (tokens & tokens - 1) == 0 ? key >> (31 - __clz(tokens)) : key / tokens; }
+    __device__ __forceinline__ void begin(int tokens, int c, int lane) {
 #pragma unroll
       for (int u = 0; u < EACH; u++) {
         const int key = c * KEYS + u * 32 + lane;
-        const int n = p.pages == nullptr ? 0 : key / p.pageTokens;
-        const int known = __shfl_sync(~0u, entry, (n - first) % PREFETCHED_ENTRIES & (PREFETCHED_ENTRIES - 1));
-        page[u] = -1, in[u] = key - n * p.pageTokens;
-        if (c >= at.end || key >= at.s.keys) continue;
-        page[u] = p.pages == nullptr ? at.s.pages : n < end ? known : p.pages[at.s.pages + n];
+        n[u] = pageOf(key, tokens), in[u] = key - n[u] * tokens;
       }
     }
-    __device__ __forceinline__ int row(const Params& p, int head, int u) const { return page[u] * p.pageRows + head * p.headRows + in[u]; }
-    __device__ __forceinline__ const float* scale(const Params& p, const NarrowParams& n, const float* of, int head, int u) const { return of + scaleIndex(n.scales, p.heads, p.pageTokens, page[u], head, in[u]); }
+    __device__ __forceinline__ void advance(int tokens, int pages, int more) {
+#pragma unroll
+      for (int u = 0; u < EACH; u++) {
+        n[u] += pages, in[u] += more;
+        if (in[u] >= tokens) in[u] -= tokens, n[u]++;
+      }
+    }
+  };
+  // Where the scales of a chunk are. Those by token lie as keys do.
+  struct Scales {
+    const NarrowParams& of;
+    int ofPage, ofHead, ofKey;
+    __device__ __forceinline__ Scales(const Params& p, const NarrowParams& n) : of(n) {
+      ofPage = n.scales == SCALES_BY_HEAD ? 0 : n.scales == SCALES_BY_PAGE ? p.heads : p.pageRows;
+      ofHead = n.scales == SCALES_BY_TOKEN ? p.headRows : 1, ofKey = n.scales == SCALES_BY_TOKEN ? ~0 : 0;
+    }
+    // Copies the scales of a chunk's keys and values to a slot. page -1: behind the last key.
+    __device__ __forceinline__ void copy(u32 to, const int (&page)[EACH], int head, const Keys& keys, int lane) const {
+#pragma unroll
+      for (int u = 0; u < EACH; u++) {
+        const bool there = page[u] >= 0;
+        const int at = there ? page[u] * ofPage + head * ofHead + (keys.in[u] & ofKey) : 0;
+        copyScale(to + A::scaleAt(u * 32 + lane), of.keyScales + at, there);
+        copyScale(to + KEYS * 4 + A::scaleAt(u * 32 + lane), of.valueScales + at, there);
+      }
+    }
   };
 
 #if __CUDA_ARCH__ >= 900
-  __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots) {
+  // A warp makes all barriers, a slot's a lane.
+  __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots, int lane) {
     const u32 bufferBars = bars + 16 * slots;
-    for (int s = 0; s < slots; s++) barrierInit(bars + s * 8, 4), barrierInit(bars + (slots + s) * 8, 1);
-    if (APART)
-      for (int r = 0; r < 2; r++) barrierInit(bufferBars + 8 * r, warps * 32), barrierInit(bufferBars + 16 + 8 * r, EPILOGUE_WARPS * 32);
+    if (lane < slots) barrierInit(bars + lane * 8, 33), barrierInit(bars + (slots + lane) * 8, SHARERS);
+    if (APART && lane < 2) barrierInit(bufferBars + 8 * lane, warps * 32), barrierInit(bufferBars + 16 + 8 * lane, EPILOGUE_WARPS * 32);
     opened();
+    __syncwarp();
   }
 
-  // A producer warp: it fills every second slot, from slot `first` on, with keys or with values, and walks the whole
-  // range from `at` on without regard to where output tiles end. `scales` is where its scales of slot 0 go.
-  __device__ static __forceinline__ void produce(const Params& p, const NarrowParams& narrow, Place at, const TensorMap* map, const float* from, u32 ring, u32 scales, u32 full, u32 empty, int first, int lane, int wholeTiles, int entry, bool prefetched) {
+  // A producer warp: it fills slots `first`, first+step, ... and walks the whole range from `at` on without regard to where output
+  // tiles end. Keys and values lie in the same places of pages.
+  __device__ static __forceinline__ void produce(const NarrowLaunchParams& all, Place at, u32 ring, u32 scales, u32 full, u32 empty, int first, int step, int lane, int wholeTiles, int entry) {
     constexpr int PACE = (64 << 10) / S::SLOT, OUTSIDE = 0x7ffffff0;
+    const Params& p = all.p;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int slots = p.slots, box = p.box, pace = min(at.left + wholeTiles > 160 * 128 / D ? 2 * PACE : PACE, slots);
     int slot = first, skip = first;
-    const int page = prefetched ? at.chunk * KEYS / p.pageTokens : 0;
-    int end = prefetched ? page + PREFETCHED_ENTRIES : 0;
     u32 parity = 1;
-    bool waited = false, again = false; // again: the ring has been filled once
-    // A chunk's scales are stored when the copies of the warp's next chunk are on their way. A ring has four slots at least, and
-    // so has what is on its way: nobody waits for scales that come behind a wait.
-    float scale[EACH];
-    int pending = -1; // the slot
-    const auto storeScales = [&] {
-      if (pending < 0) return;
-#pragma unroll
-      for (int u = 0; u < EACH; u++) storeShared(scales + pending * S::SCALES + (u * 32 + lane) * 4, scale[u]);
-      __syncwarp();
-      if (elected()) barrierArrive(full + pending * 8);
-    };
+    bool waited = false, again = false, known = all.prefetched != nullptr; // again: the ring has been filled once
+    const Scales scalesOf(p, all.narrow);
+    const int tokens = Keys::tokens(p), pages = Keys::pageOf(step * KEYS, tokens), more = step * KEYS - pages * tokens; // to the warp's next chunk
+    const int span = Keys::pageOf(KEYS, tokens) + 1;                                                                   // entries behind a chunk's first one, at most
     do {
       const int head = at.head, old = p.early ? at.s.keys - at.s.queries : 0;
       int c = at.chunk + skip;
       Keys keys;
-      keys.find(p, at, c, lane, entry, page, end);
+      keys.begin(tokens, c, lane);
+      Table table;
+      int n = Keys::pageOf(c * KEYS, tokens), in = c * KEYS - n * tokens; // of the chunk's first key
+      if (p.pages != nullptr && c < at.end) {
+        if (known) {
+          const int front = Keys::pageOf(at.chunk * KEYS, tokens) - PREFETCHED_ENTRIES;
+          table = {front, entry, table.entry(p, at.s, front + 32 + lane)}; // the last lanes' are the first
+        } else {
+          table.open(p, at.s, n, lane);
+        }
+      }
+      known = false;
 #pragma unroll 1
-      for (; c < at.end; c += 2) {
-        const Keys now = keys;
-        keys.find(p, at, c + 2, lane, entry, page, end); // on its way beside this chunk
-        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
-        float next[EACH];
-        int row[EACH];
+      for (; c < at.end; c += step) {
+        int page[EACH], row[EACH];
+        if (p.pages != nullptr) table.reach(p, at.s, n, tokens == 1, lane);
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
-          next[u] = 0.f, row[u] = OUTSIDE; // a box outside of the array is zeros
-          if (now.page[u] >= 0) next[u] = *now.scale(p, narrow, from, head, u), row[u] = now.row(p, head, u);
+          page[u] = p.pages == nullptr ? at.s.pages : table.at(keys.n[u], n + span);
+          if (c * KEYS + u * 32 + lane >= at.s.keys) page[u] = -1;
+          row[u] = page[u] < 0 ? OUTSIDE : page[u] * p.pageRows + head * p.headRows + keys.in[u]; // a box outside of the array is zeros
         }
         const u32 bar = full + slot * 8, to = ring + slot * S::SLOT;
+        const auto rowOf = [&](int key) { return __shfl_sync(~0u, row[key / 32 % EACH], key % 32) / (128 / D); };
+        const auto copy = [&](int key, int y) {
+          copyBox(to + key * S::PITCH, &all.keyMap, 0, y, 0, bar, policy);
+          copyBox(to + S::BLOCK + key * S::PITCH, &all.valueMap, 0, y, 0, bar, policy);
+        };
+        const int rows[4] = {rowOf(0), rowOf(16), rowOf(32), rowOf(48)}; // of four boxes, or fewer, as they are as a rule
         const int before = slot - pace; // what was asked for first is there: see Ring::produce
         if (before >= 0) barrierWait(full + before * 8, parity ^ 1);
         else if (again) barrierWait(full + (before + slots) * 8, parity);
         barrierWait(empty + slot * 8, parity);
         __syncwarp(); // no lane is a round ahead of another
-        if (elected()) barrierExpect(bar, S::SLOT / 2);
-#pragma unroll 4
-        for (int key = 0; key < KEYS; key += box) {
-          int y = __shfl_sync(~0u, row[0], key);
-          if (EACH > 1 && key >= 32) y = __shfl_sync(~0u, row[EACH - 1], key);
-          if (elected()) copyBox(to + key * S::PITCH, map, 0, y / (128 / D), 0, bar, policy);
+        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+        if (elected()) {
+          barrierExpect(bar, S::SLOT);
+          if (box >= 16) copy(0, rows[0]);
+          if (box == 16) copy(16, rows[1]), copy(48, rows[3]);
+          if (box == 16 || box == 32) copy(32, rows[2]);
         }
-        storeScales();
-        pending = slot;
+        if (box < 16) {
+#pragma unroll 1
+          for (int key = 0; key < 32; key += box) {
 #pragma unroll
-        for (int u = 0; u < EACH; u++) scale[u] = next[u];
-        if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
+            for (int u = 0; u < EACH; u++) {
+              const int y = __shfl_sync(~0u, row[u], key) / (128 / D);
+              if (elected()) copy(u * 32 + key, y);
+            }
+          }
+        }
+        scalesOf.copy(scales + slot * S::SCALES, page, head, keys, lane);
+        arriveCopied(bar);
+        keys.advance(tokens, pages, more);
+        n += pages, in += more;
+        if (in >= tokens) in -= tokens, n++;
+        if ((slot += step) >= slots) slot -= slots, parity ^= 1, again = true;
       }
-      skip = c - at.end; // 0 or 1, or what a short part leaves
-      end = 0;
+      skip = c - at.end; // less than step, or what a short part leaves
     } while (at.next(p));
-    storeScales();
     if (!waited) waitForEarlier();
   }
 #else
@@ -138,14 +201,12 @@ template <class Store, int D> struct NarrowLean {
   __device__ static __forceinline__ void issue(const Params& p, const NarrowParams& narrow, typename Ring<S>::Reader& reader, u32 scales, int lane, int warps) {
     if (reader.more) {
       Keys keys;
-      keys.find(p, reader.at, reader.at.chunk, lane);
+      int page[EACH];
+      keys.begin(Keys::tokens(p), reader.at.chunk, lane);
 #pragma unroll
-      for (int u = 0; u < EACH; u++) {
-        const u32 to = scales + reader.slot * S::SCALES + (u * 32 + lane) * 4;
-        const bool there = keys.page[u] >= 0;
-        copyScale(to, there ? keys.scale(p, narrow, narrow.keyScales, reader.at.head, u) : narrow.keyScales, there);
-        copyScale(to + KEYS * 4, there ? keys.scale(p, narrow, narrow.valueScales, reader.at.head, u) : narrow.valueScales, there);
-      }
+      for (int u = 0; u < EACH; u++) page[u] = reader.at.chunk * KEYS + u * 32 + lane >= reader.at.s.keys ? -1 : p.pages == nullptr ? reader.at.s.pages : p.pages[reader.at.s.pages + keys.n[u]];
+      const u32 to = scales + reader.slot * S::SCALES;
+      Scales(p, narrow).copy(to, page, reader.at.head, keys, lane);
     }
     reader.issue(p, lane, warps);
   }
@@ -158,16 +219,17 @@ template <class Store, int D> struct NarrowLean {
     const NarrowParams& narrow = all.narrow;
     const Work* const range = p.work + blockIdx.x;
 #if __CUDA_ARCH__ >= 900
-    const int producers = APART ? CONSUMER_WARPS : p.warps; // the first one
+    const int producers = APART ? CONSUMERS : p.warps; // the first one
     if (threadIdx.x == producers * 32) prefetchMap(&all.keyMap), prefetchMap(&all.valueMap);
-#endif
-#if __CUDA_ARCH__ >= 900
     int entry = 0; // asked for beside the range, not behind it
     if (all.prefetched != nullptr && threadIdx.x >= producers * 32) entry = all.prefetched[blockIdx.x * PREFETCHED_ENTRIES + threadIdx.x % PREFETCHED_ENTRIES];
 #endif
     const Work work = *range;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int warps = p.warps, slots = p.slots;
+#if __CUDA_ARCH__ >= 900
+    if (warp == producers) openBarriers(sharedAddress(memory + slots * S::SLOT), warps, slots, lane); // beside the range, too
+#endif
     if (work.tiles == 0) {
       waitForEarlier();
       if (warp < warps) R::writeFullyMasked(p, *p.masked);
@@ -188,28 +250,28 @@ template <class Store, int D> struct NarrowLean {
 
 #if __CUDA_ARCH__ >= 900
     const u32 full = sharedAddress(bars), empty = full + slots * 8;
-    if (warp == producers && lane == 0) openBarriers(full, warps, slots);
+    const int consumers = SHARERS * warps;
     if constexpr (APART) {
       if (warp >= producers + PRODUCER_WARPS) {
-        moreRegisters<EPILOGUE_REGISTERS>();
+        moreRegisters<MERGES>();
         waitForEarlier();
         L::runEpilogue(p, meet, range, typename R::Shares(work), sh, bufferBars, ThreadGroup{(int)threadIdx.x - (producers + PRODUCER_WARPS) * 32, EPILOGUE_WARPS, 4});
         return;
       }
     }
     if (warp >= producers) {
-      if (APART) fewerRegisters<PRODUCER_REGISTERS>();
-      const int producer = warp - producers, values = producer & 1;
-      producer == 0 ? ringIsReady(warps) : waitForRing(3, PRODUCER_WARPS);
+      if (APART) fewerRegisters<COPIES>();
+      const int producer = warp - producers, step = slots % PRODUCER_WARPS == 0 ? PRODUCER_WARPS : 2; // a slot is always filled by one warp
+      producer == 0 ? ringIsReady(consumers) : waitForRing(3, PRODUCER_WARPS);
       Place begin;
-      begin.begin(p, range);
-      produce(p, narrow, begin, values ? &all.valueMap : &all.keyMap, values ? narrow.valueScales : narrow.keyScales, ring + values * (S::SLOT / 2), scales + values * (S::SCALES / 2), full, empty, producer >> 1, lane, range->wholeTiles, entry, all.prefetched != nullptr);
+      begin.begin(p, range, work);
+      if (producer < step) produce(all, begin, ring, scales, full, empty, producer, step, lane, work.wholeTiles, entry);
       if (APART && producer == PRODUCER_WARPS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
       return;
     }
-    if (APART) moreRegisters<CONSUMER_REGISTERS>();
-    if (APART && warp >= warps) return;
-    int slot = warp;
+    if (APART) moreRegisters<COMPUTES>();
+    if (APART && warp >= consumers) return;
+    int slot = warp % warps;
     u32 parity = 0;
 #else
     typename Ring<S>::Reader reader;
@@ -222,7 +284,9 @@ template <class Store, int D> struct NarrowLean {
     waitForEarlier();
     if (threadIdx.x == 0) letNextStart();
 
-    R::clear(sh);
+    const int half = warp / warps, pair = warp - half * warps; // pair: of those that share chunks
+    const auto meetPair = [&] { ThreadGroup{0, 2, PAIRS + pair}.sync(); };
+    if (half == 0) R::clear(sh);
     const ThreadGroup workers{(int)threadIdx.x, warps, 1};
     Place w;
     w.begin(p, range);
@@ -230,35 +294,32 @@ template <class Store, int D> struct NarrowLean {
     int part = 0;
     bool more = true;
     typename A::Queries q;
-    A::load(p, w, q, lane);
+    const auto load = [&] { A::load(p, w, q, A::SETS == 1 && w.rows(p) > 8 ? half * 8 : 0, lane); };
+    load();
 #if __CUDA_ARCH__ >= 900
-    waitForRing(2, warps + 1);
+    waitForRing(2, consumers + 1);
 #endif
     while (more) {
       typename A::State st;
       st.empty();
       const int rows = w.rows(p);
       const typename A::Mode mode = A::modeOf(rows);
-      int sees[2][2];     // keys that a lane's rows see
+      const bool both = A::SETS == 1 && rows > 8; // warps share rows, not keys
+      const int above = both ? half * 8 : 0, firstUnit = APART && !both ? half : 0, units = APART && !both ? half + 1 : KEYS / A::UNIT;
+      int sees[A::SETS][2]; // keys that a lane's rows see
       int all = w.s.keys; // keys that every row sees
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int r = w.block * ROWS + A::rowOf(mode, lane, i >> 1, i & 1);
+      for (int i = 0; i < 2 * A::SETS; i++) {
+        const int r = w.block * ROWS + above + A::rowOf(mode, lane, i >> 1, i & 1);
         sees[i >> 1][i & 1] = p.causal ? min(w.s.keys, w.s.keys - w.s.queries + positionOf(p, r) + 1) : w.s.keys;
       }
       if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * ROWS) + 1;
-      int first = warp - turn;
+      int first = pair - turn;
       if (first < 0) first += warps;
       for (int c = w.chunk + first; c < w.end; c += warps) {
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT, scale = scales + slot * S::SCALES;
         barrierWait(full + slot * 8, parity);
-        const int live = w.s.keys - c * KEYS;
-        if (live < KEYS) {
-          A::clearBehind(at, live, lane);
-          fenceAsync();
-          __syncwarp();
-        }
 #else
         const u32 at = mine + next * S::SLOT, scale = myScales + next * S::SCALES;
         switch (stages) { // groups that may still be on their way
@@ -271,11 +332,28 @@ template <class Store, int D> struct NarrowLean {
         }
         __syncwarp();
 #endif
-        const int limit[2][2] = {{sees[0][0] - c * KEYS, sees[0][1] - c * KEYS}, {sees[1][0] - c * KEYS, sees[1][1] - c * KEYS}};
-        const bool masked = (c + 1) * KEYS > all, precise = p.queryType == Float32::type, look = narrow.scales != SCALES_BY_TOKEN;
-        if (mode == A::FEW) A::template merge<A::FEW>(st, q, at, scale, lane, masked, limit, precise, look);
-        else if (mode == A::EIGHT) A::template merge<A::EIGHT>(st, q, at, scale, lane, masked, limit, precise, look);
-        else A::template merge<A::SIXTEEN>(st, q, at, scale, lane, masked, limit, precise, look);
+        const bool precise = p.queryType == Float32::type, look = A::Store::finds && narrow.scales != SCALES_BY_TOKEN;
+#pragma unroll 1
+        for (int unit = firstUnit; unit < units; unit++) {
+          const int before = c * KEYS + unit * A::UNIT, live = w.s.keys - before;
+          if (live <= 0) break;
+          const u32 keys = at + unit * A::UNIT * S::PITCH, values = keys + S::BLOCK;
+#if __CUDA_ARCH__ >= 900
+          if (live < A::UNIT) {
+            if (!both || half == 0) A::clearBehind(values, live, lane);
+            fenceAsync();
+            both ? meetPair() : __syncwarp();
+          }
+#endif
+          int limit[A::SETS][2];
+#pragma unroll
+          for (int i = 0; i < 2 * A::SETS; i++) limit[i >> 1][i & 1] = sees[i >> 1][i & 1] - before;
+          const bool masked = before + A::UNIT > all;
+          const u32 scaleAt = scale + unit * 16;
+          if (mode == A::FEW) A::template merge<A::FEW>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
+          else if (mode == A::EIGHT) A::template merge<A::EIGHT>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
+          else if constexpr (A::SETS == 2) A::template merge<A::SIXTEEN>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
+        }
 #if __CUDA_ARCH__ >= 900
         releaseStage(empty + slot * 8, lane);
         slot += warps;
@@ -290,15 +368,18 @@ template <class Store, int D> struct NarrowLean {
 #if __CUDA_ARCH__ >= 900
       if (APART && part >= sh.buffers) barrierWait(sharedAddress(bufferBars + 2) + sh.buffer(part) * 8, ~sh.round(part) & 1);
 #endif
-      st.leave(mode, rows, lane, mine.o + first * p.rows * S::WIDTH, mine.m, mine.l, first);
+      const bool last = !APART || half == 0;
+      if (APART && last) meetPair(); // the other warp's state is there
+      st.leave(mode, rows - above, lane, mine.o + (first * p.rows + above) * S::WIDTH, mine.m + above, mine.l + above, first, APART && last && !both);
+      if (!last) meetPair();
 #if __CUDA_ARCH__ >= 900
-      if (APART) barrierArrive(sharedAddress(bufferBars) + sh.buffer(part) * 8);
+      if (APART && last) barrierArrive(sharedAddress(bufferBars) + sh.buffer(part) * 8);
 #endif
       turn = (turn + w.end - w.chunk) % warps;
       const Place done = w;
       more = w.next(p);
       part++;
-      if (more) A::load(p, w, q, lane);
+      if (more) load();
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) continue;
 #endif
@@ -308,12 +389,12 @@ template <class Store, int D> struct NarrowLean {
       if (sh.buffers == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, workers, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
     }
-    R::writeFullyMasked(p, *p.masked);
+    if (half == 0) R::writeFullyMasked(p, *p.masked);
   }
 };
 
 #define NARROW_ATTENTION(name, Store, D) \
-  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ NarrowLaunchParams p) { \
+  extern "C" __global__ void __launch_bounds__((NarrowLean<Store, D>::CONSUMERS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ NarrowLaunchParams p) { \
     extern __shared__ __align__(1024) char memory[]; \
     NarrowLean<Store, D>::run(p, memory); \
   }

@@ -7,57 +7,69 @@
 #pragma once
 #include "attn_lean.cuh"
 
-__device__ __forceinline__ void storeShared(u32 addr, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(x) : "memory"); }
+__device__ __forceinline__ float part(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+__device__ __forceinline__ float4 loadShared4(u32 addr) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(addr) : "memory");
+  return x;
+}
 // A float; 0 where there is nothing to read.
 __device__ __forceinline__ void copyScale(u32 to, const float* from, bool there) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory"); }
 
+#if __CUDA_ARCH__ >= 900
+// An arrival of the lane when its copies so far are there. The barrier counts it.
+__device__ __forceinline__ void arriveCopied(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory"); }
+#endif
+
 // Stores of 8 bits have
 //
-//   widen   elements 0 and 2 of a register as float16, and elements 1 and 3, divided by `unit`
-//   nan     not 0 if one of a register's elements is NaN
-//   finds   whether nan must be asked, since widen makes numbers of NaN, unless a scale is NaN, too
+//   widen     elements 0 and 2 of a register as float16, and elements 1 and 3, divided by `unit`
+//   split     as widen; with `pairs` elements 0 and 1, and elements 2 and 3. Keys are read so.
+//   nan       not 0 if one of a register's elements is NaN
+//   finds     whether nan must be asked, since widen makes numbers of NaN, unless a scale is NaN, too
+//   infinite  whether widen makes infinities of NaN
 
 struct Float8 { // E4M3
   static constexpr int type = 4, bytes = 1;
   static constexpr bool scaled = true;
 #if __CUDA_ARCH__ >= 890
-  static constexpr bool finds = false;
+  static constexpr bool finds = false, infinite = false, pairs = true;
   static constexpr float unit = 1;
+  __device__ static __forceinline__ void split(u32 w, u32& first, u32& second) {
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}" : "=r"(first), "=r"(second) : "r"(w));
+  }
   __device__ static __forceinline__ void widen(u32 w, u32& even, u32& odd) {
-    const u32 x = __byte_perm(w, 0, 0x3120); // 0 2 1 3
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}" : "=r"(even), "=r"(odd) : "r"(x));
+    split(__byte_perm(w, 0, 0x3120), even, odd); // 0 2 1 3
   }
   __device__ static __forceinline__ u32 nan(u32) { return 0; }
 #else
-  static constexpr bool finds = true;
+  static constexpr bool finds = true, infinite = false, pairs = false;
   static constexpr float unit = 256; // sign and seven bits in their places of float16
   __device__ static __forceinline__ void widen(u32 w, u32& even, u32& odd) {
     even = (w & 0x007f007f) << 7 | (w & 0x00800080) << 8;
     odd = (w & 0x7f007f00) >> 1 | (w & 0x80008000);
   }
+  __device__ static __forceinline__ void split(u32 w, u32& even, u32& odd) { widen(w, even, odd); }
   __device__ static __forceinline__ u32 nan(u32 w) { return ((w & 0x7f7f7f7f) + 0x01010101) & 0x80808080; }
 #endif
 };
 
 struct Integer8 {
   static constexpr int type = 5, bytes = 1;
-  static constexpr bool scaled = true, finds = true;
-  static constexpr float unit = 1;
-  // 1024 + 128 + x is a float16 whose last bits are those of 128 + x.
-  __device__ static __forceinline__ u32 less(u32 x) {
+  static constexpr bool scaled = true, finds = false, infinite = true, pairs = false;
+  static constexpr float unit = 0x1p-5f;
+  // 57344 + 32(127 - x) is a float16 whose last bits are those of 127 - x. The largest one, of -128, is NaN: 32 more are an infinity.
+  __device__ static __forceinline__ u32 number(u32 x) {
     u32 y;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(0x64806480));
+    asm("sub.rn.f16x2 %0, %1, %2; sub.rn.f16x2 %0, %3, %0;" : "=&r"(y) : "r"(x), "r"(0xd000d000), "r"(0x7b807b80)); // less -32
     return y;
   }
   __device__ static __forceinline__ void widen(u32 w, u32& even, u32& odd) {
-    const u32 x = w ^ 0x80808080;
-    even = less(__byte_perm(x, 0x64646464, 0x4240)), odd = less(__byte_perm(x, 0x64646464, 0x4341));
+    const u32 x = w ^ 0x7f7f7f7f;
+    even = number(__byte_perm(x, 0x7b7b7b7b, 0x4240)), odd = number(__byte_perm(x, 0x7b7b7b7b, 0x4341));
   }
-  // -128 is NaN.
-  __device__ static __forceinline__ u32 nan(u32 w) {
-    const u32 x = w ^ 0x80808080;
-    return ~(((x & 0x7f7f7f7f) + 0x7f7f7f7f) | x) & 0x80808080;
-  }
+  __device__ static __forceinline__ void split(u32 w, u32& even, u32& odd) { widen(w, even, odd); }
+  __device__ static __forceinline__ u32 nan(u32) { return 0; }
 };
 
 // States leave the tile unlifted.
@@ -79,14 +91,14 @@ template <class Store_, int D_> struct Shape<Narrow<Store_>, D_, false, false, P
   static constexpr int D = D_;
   static constexpr bool LINKED = false, PAGED = false, SHARED_QUERY = false, EVEN = true;
 #if __CUDA_ARCH__ >= 900
-  static constexpr int KEYS = 64, PITCH = D; // bytes from a key to the next
+  static constexpr int KEYS = 64, PITCH = D, RING = 192 << 10; // bytes from a key to the next, and of the largest ring
 #else
-  static constexpr int KEYS = 32, PITCH = 128;
+  static constexpr int KEYS = 32, PITCH = 128, RING = 128 << 10;
 #endif
   static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH;
   static constexpr int SLOT = 2 * BLOCK;
   static constexpr int SCALES = 2 * KEYS * 4; // bytes beside a slot
-  static constexpr int QUERY = 8192;          // bytes of the scales of all slots
+  static constexpr int QUERY = RING / SLOT * SCALES; // bytes of the scales of all slots
   static constexpr int STEPS = D / 16, TILES = D / 8, WIDTH = D + 8;
   enum : int { MERGE_WARPS = EPILOGUE_WARPS, IN_FLIGHT = 4 };
   using Place = Walk<KEYS, Plain>;
@@ -96,13 +108,15 @@ template <class S> struct NarrowTile {
   using Store = typename S::Store;
   using Weights = RowWeights<MmaF16>; // lifted
   using Place = typename S::Place;
-  static constexpr int KEYS = S::KEYS, STEPS = S::STEPS, GROUPS = KEYS / 16;
+  static constexpr int KEYS = S::KEYS, STEPS = S::STEPS;
+  static constexpr int UNIT = 32, GROUPS = UNIT / 16; // UNIT: keys that a warp merges at a time
   static constexpr float LOWER = 0x1p-15f; // undoes the lift
 
   // Which rows the columns of products are: FEW: both parts of a row side by side, of up to 4 rows. EIGHT, SIXTEEN: a
-  // row each, in one set of columns or two, and a product for each part.
+  // row each, in one set of columns or two, and a product for each part. Where two warps share chunks, each has one set.
   enum Mode { FEW, EIGHT, SIXTEEN };
-  __device__ static __forceinline__ Mode modeOf(int rows) { return rows <= 4 ? FEW : rows <= 8 ? EIGHT : SIXTEEN; }
+  static constexpr int SETS = EPILOGUE_WARPS > 0 ? 1 : 2;
+  __device__ static __forceinline__ Mode modeOf(int rows) { return rows <= 4 ? FEW : rows <= 8 || SETS == 1 ? EIGHT : SIXTEEN; }
   // A lane's row number j of a set.
   __device__ static __forceinline__ int rowOf(Mode mode, int lane, int set, int j) { return mode == FEW ? lane & 3 : 8 * set + 2 * (lane & 3) + j; }
 
@@ -114,23 +128,28 @@ template <class S> struct NarrowTile {
   }
   __device__ static __forceinline__ u32 placeOf(int group, int step, int lane) { return place(group * 16 + (lane & 15), step + (lane >> 4)); }
 
-  // Right operands: elements 4t and 4t+2, 4t+1 and 4t+3 of each 16 of row g, t = lane%4, g = lane/4. That is how keys lie.
+  // Where the scale of a key (or value) lies: those of keys g, g+8, g+16, ... follow each other.
+  __device__ static __forceinline__ int scaleAt(int key) { return (key % 8 * (KEYS / 8) + key / 8) * 4; }
+
+  // Right operands: elements 4t and 4t+2, 4t+1 and 4t+3 (or pairs: 4t and 4t+1, 4t+2 and 4t+3) of each 16 of row g, t = lane%4,
+  // g = lane/4. That is how keys lie.
   // FEW: of row g/2, the first parts if g is even, else the second ones.
   struct Queries {
-    u32 hi[2][STEPS][2], lo[2][STEPS][2];
-    float factor[2][2]; // that makes scores of products
+    u32 hi[SETS][STEPS][2], lo[SETS][STEPS][2];
+    float factor[SETS][2]; // that makes scores of products
   };
 
-  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, int lane) {
-    const int rows = w.rows(p), t = lane & 3, g = lane >> 2;
-    const Mode mode = modeOf(rows);
+  // Of the output tile's rows from number `above` on.
+  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, int above, int lane) {
+    const int rows = w.rows(p) - above, t = lane & 3, g = lane >> 2;
+    const Mode mode = modeOf(w.rows(p));
 #pragma unroll
-    for (int set = 0; set < 2; set++) {
+    for (int set = 0; set < SETS; set++) {
       if (set * 8 >= rows) break;
       const int r = mode == FEW ? g / 2 : 8 * set + g;
       float4 x[STEPS] = {};
       if (r < rows) {
-        const int i = w.block * ROWS + r, n = positionOf(p, i);
+        const int i = w.block * ROWS + above + r, n = positionOf(p, i);
         const long long at = (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + i - n * p.group) * p.queryHead + 4 * t;
         withStore(p.queryType, [&](auto query) {
 #pragma unroll
@@ -148,8 +167,9 @@ template <class S> struct NarrowTile {
 #pragma unroll
       for (int k = 0; k < STEPS; k++) {
         u32 (&hi)[2] = q.hi[set][k], (&lo)[2] = q.lo[set][k];
-        parts(x[k].x * up, x[k].z * up, hi[0], lo[0]);
-        parts(x[k].y * up, x[k].w * up, hi[1], lo[1]);
+        const float y = Store::pairs ? x[k].y : x[k].z, z = Store::pairs ? x[k].z : x[k].y;
+        parts(x[k].x * up, y * up, hi[0], lo[0]);
+        parts(z * up, x[k].w * up, hi[1], lo[1]);
         if (second) hi[0] = p.queryType == Float16::type ? 0 : lo[0], hi[1] = p.queryType == Float16::type ? 0 : lo[1];
       }
 #pragma unroll
@@ -163,19 +183,19 @@ template <class S> struct NarrowTile {
   // The state of an output tile: m and l of the lane's rows (l is this lane's part of it), and of o columns 16n+2g and
   // 16n+2g+1 of these rows, or FEW as sums of both parts, in units of 2^(exponent-127) values.
   struct State {
-    float m[2][2], l[2][2], o[2][STEPS][4];
+    float m[SETS][2], l[SETS][2], o[SETS][STEPS][4];
     int exponent;
     __device__ __forceinline__ void empty() {
       exponent = 1;
 #pragma unroll
-      for (int set = 0; set < 2; set++) {
+      for (int set = 0; set < SETS; set++) {
         m[set][0] = m[set][1] = -LEAN_INF, l[set][0] = l[set][1] = 0.f;
 #pragma unroll
         for (int n = 0; n < STEPS; n++) o[set][n][0] = o[set][n][1] = o[set][n][2] = o[set][n][3] = 0.f;
       }
     }
-    // When all chunks are merged: as Attention's State.
-    __device__ __forceinline__ void leave(Mode mode, int rows, int lane, float* to, float4* ms, float4* ls, int state) {
+    // When all chunks are merged: as Attention's State. merges: with the state that is there.
+    __device__ __forceinline__ void leave(Mode mode, int rows, int lane, float* to, float4* ms, float4* ls, int state, bool merges) {
       constexpr float LEFT = LOWER * Store::unit / SMALLER;
       const int g = lane >> 2;
       const float unit = __int_as_float(exponent << 23);
@@ -184,35 +204,51 @@ template <class S> struct NarrowTile {
         for (int n = 0; n < STEPS; n++) o[0][n][0] += o[0][n][1], o[0][n][2] += o[0][n][3];
       }
 #pragma unroll
-      for (int set = 0; set < 2; set++)
+      for (int set = 0; set < SETS; set++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          float sum = l[set][j];
+          float sum = l[set][j], top = m[set][j], mine = 1, other = 0;
 #pragma unroll
           for (int i = 4; i < 32; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+          sum *= LOWER;
           const int r = rowOf(mode, lane, set, j);
-          if (r >= rows || mode == FEW && set + j > 0) continue;
-          float* const at = to + r * S::WIDTH + 2 * g;
+          const bool there = r < rows && !(mode == FEW && set + j > 0);
+          float* const at = to + r * S::WIDTH + 2 * g, * const theM = (float*)(ms + r) + state, * const theL = (float*)(ls + r) + state;
+          if (merges && there) {
+            const float theirs = *theM;
+            top = fmaxf(top, theirs);
+            const Merge merge(top);
+            mine = merge.weight(m[set][j]), other = merge.weight(theirs), sum = sum * mine + *theL * other;
+          }
+          if (merges) __syncwarp(); // all lanes of a row have read
+          if (!there) continue;
 #pragma unroll
-          for (int n = 0; n < STEPS; n++) *(float2*)(at + 16 * n) = make_float2(o[set][n][j] * LEFT * unit, o[set][n][2 + j] * LEFT * unit);
-          if (g == 0) ((float*)(ms + r))[state] = m[set][j], ((float*)(ls + r))[state] = sum * LOWER;
+          for (int n = 0; n < STEPS; n++) {
+            float2* const pair = (float2*)(at + 16 * n);
+            float2 x = make_float2(number(o[set][n][j]) * LEFT * unit, number(o[set][n][2 + j]) * LEFT * unit);
+            if (merges) x = make_float2(x.x * mine + pair->x * other, x.y * mine + pair->y * other);
+            *pair = x;
+          }
+          if (g == 0) *theM = top, *theL = sum;
         }
     }
   };
+  // NaN for an infinity, of Stores that make these of NaN.
+  __device__ static __forceinline__ float number(float x) { return Store::infinite ? fmaf(x, 0.f, x) : x; }
   static constexpr float SMALLER = 0x1p-3f; // scales of values are multiplied by it: so `unit` is finite
 
-  // What lies behind the live values of a chunk may be anything, and 0 times NaN is NaN.
-  __device__ static __forceinline__ void clearBehind(u32 slot, int live, int lane) {
+  // What lies behind the live values of a unit may be anything, and 0 times NaN is NaN.
+  __device__ static __forceinline__ void clearBehind(u32 values, int live, int lane) {
     constexpr int PIECES = S::D / 16;
-    for (int i = lane; i < (KEYS - live) * PIECES; i += 32)
-      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(slot + S::BLOCK + place(live + i / PIECES, i % PIECES)), "r"(0) : "memory");
+    for (int i = lane; i < (UNIT - live) * PIECES; i += 32)
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(values + place(live + i / PIECES, i % PIECES)), "r"(0) : "memory");
   }
 
-  // Whether some of a warp's keys (or values) are NaN, for Stores that make numbers of these.
+  // Whether some of a warp's keys (or values) are NaN, for Stores that make numbers of these (where a chunk is a unit).
   __device__ static __forceinline__ bool findNaN(u32 block, int lane) {
     u32 bad = 0;
 #pragma unroll 4
-    for (int i = lane * 16; i < S::BLOCK; i += 512) {
+    for (int i = lane * 16; i < UNIT * S::PITCH; i += 512) {
       u32 x[4];
       asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(block + i) : "memory");
       bad |= Store::nan(x[0]) | Store::nan(x[1]) | Store::nan(x[2]) | Store::nan(x[3]);
@@ -264,43 +300,41 @@ template <class S> struct NarrowTile {
     }
   }
 
-  // Merges one chunk into the state. Rows see `limit` keys, from the chunk's first on; `masked` if some row does not see them
-  // all. look: there may be NaN that Store makes numbers of. Neighbouring products have different sums, so that none waits.
-  template <Mode MODE> __device__ static __forceinline__ void merge(State& st, const Queries& q, u32 slot, u32 scales, int lane, bool masked, const int (&limit)[2][2], bool precise, bool look) {
+  // Merges the keys of a unit into the state. Rows see `limit` of them; `masked` if some row does not see all. look: there may be NaN
+  // that Store makes numbers of. Neighbouring products have different sums, so that none waits.
+  template <Mode MODE> __device__ static __forceinline__ void merge(State& st, const Queries& q, u32 keys, u32 values, u32 scales, int lane, bool masked, const int (&limit)[NarrowTile::SETS][2], bool precise, bool look) {
     constexpr int SETS = MODE == SIXTEEN ? 2 : 1, MINE = MODE == FEW ? 1 : 2; // MINE: of a set, rows of a lane
     const int g = lane >> 2;
-    const u32 values = slot + S::BLOCK;
-    float s[GROUPS][SETS][4]; // of keys g (0, 1) and g+8 (2, 3) of each 16, and the lane's rows
+    constexpr int AT_ONCE = SETS == 1 ? 4 : 2; // steps that are in registers together
+    float s[GROUPS][SETS][4];                  // of keys g (0, 1) and g+8 (2, 3) of each 16, and the lane's rows
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
       for (int set = 0; set < SETS; set++) s[i][set][0] = s[i][set][1] = s[i][set][2] = s[i][set][3] = 0.f;
-    constexpr int SIDE = SETS == 1 ? GROUPS : 2, AT_ONCE = SETS == 1 ? 4 : 2; // groups, and steps, that are in registers together
 #pragma unroll
-    for (int first = 0; first < GROUPS; first += SIDE)
+    for (int k = 0; k < STEPS; k += 2) {
+      u32 x[GROUPS][4];
 #pragma unroll
-      for (int k = 0; k < STEPS; k += 2) {
-        u32 x[SIDE][4];
+      for (int i = 0; i < GROUPS; i++) loadMatrix(x[i], keys + placeOf(i, k, lane));
 #pragma unroll
-        for (int i = 0; i < SIDE; i++) loadMatrix(x[i], slot + placeOf(first + i, k, lane));
+      for (int h = 0; h < 2; h++) {
+        u32 a[GROUPS][4];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          u32 a[SIDE][4];
+        for (int i = 0; i < GROUPS; i++) Store::split(x[i][2 * h], a[i][0], a[i][2]), Store::split(x[i][2 * h + 1], a[i][1], a[i][3]);
+        const auto multiply = [&](const u32 (&of)[NarrowTile::SETS][STEPS][2]) {
 #pragma unroll
-          for (int i = 0; i < SIDE; i++) Store::widen(x[i][2 * h], a[i][0], a[i][2]), Store::widen(x[i][2 * h + 1], a[i][1], a[i][3]);
-          const auto multiply = [&](const u32 (&of)[2][STEPS][2]) {
+          for (int set = 0; set < SETS; set++)
 #pragma unroll
-            for (int set = 0; set < SETS; set++)
-#pragma unroll
-              for (int i = 0; i < SIDE; i++) MmaF16::mma(s[first + i][set], a[i], of[set][k + h][0], of[set][k + h][1]);
-          };
-          multiply(q.hi);
-          if (MODE != FEW && precise) multiply(q.lo);
-        }
+            for (int i = 0; i < GROUPS; i++) MmaF16::mma(s[i][set], a[i], of[set][k + h][0], of[set][k + h][1]);
+        };
+        multiply(q.hi);
+        if (MODE != FEW && precise) multiply(q.lo);
       }
-    if (Store::finds && look && findNaN(slot, lane)) spoilScores<SETS>(s, slot, lane);
+    }
+    if (Store::finds && look && findNaN(keys, lane)) spoilScores<SETS>(s, keys, lane);
 
     float top[SETS][MINE], scale[GROUPS][2], most = 0.f;
+    const float4 keyScales = loadShared4(scales + scaleAt(g)), valueScales = loadShared4(scales + KEYS * 4 + scaleAt(g));
 #pragma unroll
     for (int set = 0; set < SETS; set++)
 #pragma unroll
@@ -310,8 +344,8 @@ template <class S> struct NarrowTile {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int key = i * 16 + h * 8 + g;
-        const float of = loadShared(scales + key * 4);
-        scale[i][h] = loadShared(scales + (KEYS + key) * 4) * SMALLER;
+        const float of = part(keyScales, 2 * i + h);
+        scale[i][h] = part(valueScales, 2 * i + h) * SMALLER;
         most = fmaxf(most, scale[i][h]);
 #pragma unroll
         for (int set = 0; set < SETS; set++)
@@ -319,7 +353,7 @@ template <class S> struct NarrowTile {
           for (int j = 0; j < MINE; j++) {
             float& x = s[i][set][2 * h + j];
             if (MODE == FEW) x += s[i][set][2 * h + 1];
-            x *= q.factor[set][j] * of;
+            x = number(x) * (q.factor[set][j] * of);
             if (masked && key >= limit[set][j]) x = -LEAN_INF;
             top[set][j] = fmaxf(top[set][j], x);
           }

@@ -20,6 +20,14 @@ func (b *mbarrier) settle() {
 	}
 }
 
+// arrive counts n arrivals of a lane.
+func (b *mbarrier) arrive(w *warp, n int) {
+	if b.left -= n; b.left < 0 {
+		w.fail("more arrivals than %d", b.arrivals)
+	}
+	b.settle()
+}
+
 func (b *block) mbarrier(at uint64) *mbarrier {
 	b.inShared(at, 8)
 	o := b.recent[at/8%uint64(len(b.recent))]
@@ -92,10 +100,7 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 				} else if count == 0 {
 					w.fail("no arrival")
 				}
-				if o.left -= count; o.left < 0 {
-					w.fail("more arrivals than %d", o.arrivals)
-				}
-				o.settle()
+				o.arrive(w, count)
 			})
 		}
 	case "try_wait", "test_wait":

@@ -243,10 +243,13 @@ func TestParities(t *testing.T) {
 	}
 	const arrive = "mbarrier.arrive.shared::cta.b64 _, [bar];\n"
 	const cluster = "mapa.shared::cluster.u32 %r5, %r4, 0;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];\n"
+	const copied = "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];\n"
 	for _, c := range []struct {
 		body string
 		want uint32
 	}{
+		{copied + copied + probe("try_wait"), 0b01},
+		{copied + arrive + copied + probe("try_wait"), 0b10},
 		{probe("try_wait"), 0b01},
 		{arrive + arrive + probe("test_wait"), 0b01},
 		{arrive + arrive + arrive + probe("try_wait"), 0b10},
@@ -264,17 +267,18 @@ func TestParities(t *testing.T) {
 		}
 	}
 	for body, says := range map[string]string{
-		strings.Repeat(arrive, 2) + "mbarrier.arrive.shared::cta.b64 _, [bar], 2;":                           "more arrivals than 3",
-		"mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 8;\n" + strings.Repeat(arrive, 3):               "more arrivals than 3",
-		"mbarrier.arrive.shared::cta.b64 _, [bar], 0;":                                                       "no arrival",
-		"mbarrier.arrive.shared::cta.b64 _, [bar+-8];":                                                       "8 bytes at",
-		"mbarrier.arrive.shared::cta.b64 _, [memory];":                                                       "there is no barrier at",
-		"mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory], 0;":                                         "there is no barrier at",
-		"mbarrier.init.shared::cta.b64 [bar+4], 1;":                                                          "8 bytes at",
-		"mbarrier.init.shared::cta.b64 [bar], 0;":                                                            "a barrier of 0 arrivals",
-		"mbarrier.init.shared::cta.b64 [bar], 1048576;":                                                      "a barrier of 1048576 arrivals",
-		wait("HERE", "bar", "0"):                                                                             "all threads wait",
-		"mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 8;\n" + arrive + arrive + wait("W", "bar", "0"): "threads 00000001: line ",
+		strings.Repeat(arrive, 2) + copied + "mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 8;\n" + strings.Repeat(copied, 3): "more arrivals than 3",
+		strings.Repeat(arrive, 2) + "mbarrier.arrive.shared::cta.b64 _, [bar], 2;":                                                  "more arrivals than 3",
+		"mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 8;\n" + strings.Repeat(arrive, 3):                                      "more arrivals than 3",
+		"mbarrier.arrive.shared::cta.b64 _, [bar], 0;":                                                                              "no arrival",
+		"mbarrier.arrive.shared::cta.b64 _, [bar+-8];":                                                                              "8 bytes at",
+		"mbarrier.arrive.shared::cta.b64 _, [memory];":                                                                              "there is no barrier at",
+		"mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory], 0;":                                                                "there is no barrier at",
+		"mbarrier.init.shared::cta.b64 [bar+4], 1;":                                                                                 "8 bytes at",
+		"mbarrier.init.shared::cta.b64 [bar], 0;":                                                                                   "a barrier of 0 arrivals",
+		"mbarrier.init.shared::cta.b64 [bar], 1048576;":                                                                             "a barrier of 1048576 arrivals",
+		wait("HERE", "bar", "0"):                                                                                                    "all threads wait",
+		"mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 8;\n" + arrive + arrive + wait("W", "bar", "0"):                        "threads 00000001: line ",
 	} {
 		bodyFails(t, Launch{Shared: 64}, init+body, says, "line ")
 	}

@@ -73,6 +73,20 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 			})
 			w.m.events++
 		}
+	case "mbarrier": // an arrival when the thread's copies are complete
+		if s.part(3) != "arrive" || s.part(4) != "noinc" || s.spaceOf() != sharedSpace {
+			return nil
+		}
+		c.need(1)
+		a := c.address(&s.args[0], sharedSpace)
+		return func(w *warp, m uint32) {
+			each(m, func(l int) {
+				commit(w, l)
+				w.copies[l].wait(w, l, 0)
+				w.mbarrier(a.at(w, l)).arrive(w, 1)
+			})
+			w.m.events++
+		}
 	case "ca", "cg":
 		n := c.constantArgument(2)
 		to, from := c.address(&s.args[0], sharedSpace), c.address(&s.args[1], globalSpace)

@@ -24,8 +24,11 @@ func TestAsyncCopies(t *testing.T) {
 			if ignore {
 				live, count = ", %r5", fmt.Sprintf("rem.u32 %%r5, %%t, %d", n+1)
 			}
-			for _, end := range []string{"cp.async.commit_group;\ncp.async.wait_group 0;", "cp.async.wait_all;", "cp.async.commit_group;\ncp.async.wait_all;"} {
-				k := compile(t, program(2, fmt.Sprintf(`mov.u64 %%rd0, memory;
+			for _, end := range []string{"cp.async.commit_group;\ncp.async.wait_group 0;", "cp.async.wait_all;", "cp.async.commit_group;\ncp.async.wait_all;", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [memory+512];"} {
+				k := compile(t, program(2, fmt.Sprintf(`setp.eq.u32 %%p0, %%t, 0;
+@%%p0 mbarrier.init.shared::cta.b64 [memory+512], 32;
+bar.sync 0;
+mov.u64 %%rd0, memory;
 cvt.u32.u64 %%r1, %%rd0;
 mad.lo.s32 %%r1, %%t, 16, %%r1;
 st.shared.v4.u32 [%%r1], {-1, -1, -1, -1};
@@ -42,7 +45,7 @@ st.global.u32 [%%rd1+16], %%r2;
 				before, after := false, false
 				for seed := range uint64(3) {
 					out := memory[uint32](32 * 8)
-					if err := launch(k, Launch{Grid: 1, Block: 32, Shared: 512, Seed: seed}, rangeOf(out), rangeOf(in)); err != nil {
+					if err := launch(k, Launch{Grid: 1, Block: 32, Shared: 520, Seed: seed}, rangeOf(out), rangeOf(in)); err != nil {
 						t.Fatal(err)
 					}
 					for i := range 32 {
@@ -94,7 +97,7 @@ func TestAsyncGroups(t *testing.T) {
 	for seed := range uint64(5) {
 		out, in := memory[uint32](32*16), memory[uint32](4)
 		copy(in, []uint32{1, 2, 3, 4})
-		if err := launch(k, Launch{Grid: 1, Block: 32, Shared: 512, Seed: seed}, rangeOf(out), rangeOf(in)); err != nil {
+		if err := launch(k, Launch{Grid: 1, Block: 32, Shared: 520, Seed: seed}, rangeOf(out), rangeOf(in)); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 32 {
@@ -136,7 +139,7 @@ func TestAsyncCopyErrors(t *testing.T) {
 	}
 	for _, text := range []string{
 		"cp.async.ca.shared.global [%r1], [%g0], 3;", "cp.async.ca.shared.global [%r1], [%g0], 0;", "cp.async.cg.shared.global [%r1], [%g0], 8;", "cp.async.ca.shared.global [%r1], [%g0], %r2;", "cp.async.ca.shared.global [%r1], [%g0];", "cp.async.ca.shared.global;",
-		"cp.async.wait_group -1;", "cp.async.wait_group;", "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];", "cp.async;", "cp;", "cp.reduce.async.bulk [%r1];", "cp.async.ca.global.shared [%g0], [%r1], 4;",
+		"cp.async.wait_group -1;", "cp.async.wait_group;", "cp.async.mbarrier.arrive.shared.b64 [%r1];", "cp.async.mbarrier.arrive.noinc.b64 [%r1];", "cp.async.mbarrier.arrive.noinc.shared.b64;", "cp.async.mbarrier.test.noinc.shared.b64 [%r1];", "cp.async;", "cp;", "cp.reduce.async.bulk [%r1];", "cp.async.ca.global.shared [%g0], [%r1], 4;",
 		"cp.async.bulk.wait_group;", "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r0];", "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.u32 [%rd0], [%r0], 16;", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%rd0], 16, [%r1], %h0;",
 		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0], 16;", "cp.async.bulk;", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0, {%r1, %r2}], [%r3];",
 		"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%rd0, {%r1, %r2, %r3}], [%r0];", "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd0, {%r1, %r2}], [%r3];", "cp.async.bulk.tensor;",

@@ -48,8 +48,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"sh.last = (int*)(bufferBars + 4); sh.o = (float*)(bufferBars + 6); sh.m = (float4*)(sh.o + sh.buffers * WARPS * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
 		"attn_narrow_tile.cuh": {
-			"#if __CUDA_ARCH__ >= 900 static constexpr int KEYS = 64, PITCH = D; #else static constexpr int KEYS = 32, PITCH = 128; #endif",
-			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = 8192;", // scaleBytes
+			"#if __CUDA_ARCH__ >= 900 static constexpr int KEYS = 64, PITCH = D, RING = 192 << 10; #else static constexpr int KEYS = 32, PITCH = 128, RING = 128 << 10; #endif",
+			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = RING / SLOT * SCALES;",
 		},
 		"attn_latent_any.cuh": { // latentAnyConfig
 			"KEYS = 16; using Place", "ROWS = 32", "D = 512, WIDTH = D;", "MOST_DIM = 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",
@@ -57,7 +57,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 				"operands = sharedAddress(at); if (WIDENED) at += blocksOf(a.value) * BLOCK; parts = (float*)at, weights = parts + PARTS / 4;",
 			"PITCH = KEYS + 8;", "PARTS = WARPS * ROWS * PITCH * 4, WEIGHTS = ROWS * PITCH * 4;", "pitch = a.value + 8; float* const rows = (float*)sh.ring;",
 		},
-		"attn_narrow.cuh": {"enum : int { SCALES_BY_HEAD = 1, SCALES_BY_PAGE = 2, SCALES_BY_TOKEN = 3 };"}, // attn.Scales
+		"attn_narrow.cuh": {"constexpr int SHARERS = APART ? 2 : 1, CONSUMERS = SHARERS * CONSUMER_WARPS;", "enum : int { SCALES_BY_HEAD = 1, SCALES_BY_PAGE = 2, SCALES_BY_TOKEN = 3 };"}, // attn.Scales
 		"lean.cu": {
 			"HOPPER_ATTENTION(lean_f16_128_many, AsF16, 128, true) HOPPER_ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
 			"HOPPER_ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) HOPPER_ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)",

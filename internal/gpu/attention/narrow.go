@@ -11,9 +11,6 @@ import (
 // Keys and values of 8 bits with scales (kernels/attn_narrow.cuh). Launches are those of decodeFamily, with the addresses of
 // scales behind the other parameters.
 
-// scaleBytes is the shared memory for the scales of a ring: QUERY of the kernels' Shape.
-const scaleBytes = 8 << 10
-
 // narrowScales is struct NarrowParams.
 type narrowScales struct {
 	keyScales, valueScales uint64 // addresses
@@ -44,7 +41,7 @@ type narrowed struct {
 	append narrowAppend
 }
 
-// narrowFits: a ring of fewer than four slots would wait for scales that come later.
+// narrowFits: a ring has four slots at least, since producer warps fill slots in turn.
 func narrowFits(e *Engine, k *kernel, dim, rows int) bool {
 	c, ok := e.configure(e.shapeOf(k, dim), min(rows, BlockRows))
 	return ok && c.slots >= 4

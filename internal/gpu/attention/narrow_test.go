@@ -306,19 +306,20 @@ func (k *launches) narrow(l *enginetest.Launch) {
 	a := (*narrowParams)(unsafe.Pointer(&l.Arg[0]))
 	var dim int
 	fmt.Sscan(l.Kernel[strings.LastIndex(l.Kernel, "_")+1:], &dim)
-	chunk, pitch := 32, 128
+	chunk, pitch, ring := 32, 128, 128<<10
 	if hopper {
-		chunk, pitch = 64, dim
+		chunk, pitch, ring = 64, dim, 192<<10
 	}
 	threads := map[bool]int{false: int(a.warps) * 32, true: int(a.warps)*32 + 4*32}[hopper]
 	if k.e.info.Capability == 90 {
-		threads = 3 * 4 * 32
+		threads = 4 * 4 * 32
 	}
-	slots, rest := int(a.Slots), scaleBytes+int(a.buffers)*(int(a.warps*a.Rows)*(dim+8)*4+2*16*16)
+	scales := ring / (2 * chunk * pitch) * 2 * chunk * 4
+	slots, rest := int(a.Slots), scales+int(a.buffers)*(int(a.warps*a.Rows)*(dim+8)*4+2*16*16)
 	switch {
 	case l.Threads != threads || l.Blocks != k.e.info.Multiprocessors:
 		t.Errorf("%d blocks of %d threads for %d warps", l.Blocks, l.Threads, a.warps)
-	case slots < 4 || slots%int(a.warps) != 0 || slots*2*chunk*4 > scaleBytes || hopper && slots%2 != 0 || !hopper && slots/int(a.warps) > 6:
+	case slots < 4 || slots%int(a.warps) != 0 || slots*2*chunk*4 > scales || hopper && slots%2 != 0 || k.e.info.Capability == 90 && slots%4 != 0 || !hopper && slots/int(a.warps) > 6:
 		t.Errorf("%d slots for %d warps", slots, a.warps)
 	case l.Shared < slots*(2*chunk*pitch+16)+rest+6*8 || l.Shared > k.e.info.SharedPerBlockMost:
 		t.Errorf("%d bytes of shared memory for %d slots and %d bytes", l.Shared, slots, rest)

@@ -81,9 +81,10 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 	s.blocks = (row + 127) / 128
 	s.slot = 2 * s.blocks * s.keys * 128
 	if element.Size() == 1 {
-		if s.query = scaleBytes; e.hasCopyEngine() {
-			s.slot = 2 * s.keys * dim
+		if e.hasCopyEngine() {
+			s.slot, s.ring = 2*s.keys*dim, wideRingBytes
 		}
+		s.query = s.ring / s.slot * 2 * s.keys * 4
 		return s
 	}
 	if row > 256 {
@@ -186,7 +187,9 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			c := config{warps: warps, slots: warps * stages, buffers: buffers, threads: warps * 32}
 			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
 			if e.hasEpilogue() {
-				c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32
+				if c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32; s.element.Size() == 1 {
+					c.threads += ConsumerWarps * 32 // two share chunks
+				}
 			} else if e.hasCopyEngine() {
 				c.threads += producerWarps * 32
 			}
