@@ -4,6 +4,7 @@ package attention
 
 import (
 	"bytes"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -131,7 +132,8 @@ func testLatentPrefixes(t *testing.T, m *machine, n, longest int) {
 type grouped struct {
 	*problem
 	rest, scales gpu.Memory
-	want         [3][]byte // values, scales and the rest after the append
+	want         [3][]byte  // values, scales and the rest after the append
+	scale        [2]float64 // the least and the greatest of elements that are not all 0
 }
 
 // newGrouped draws numbers and a layout, and copies them to the machine. What must not be read is NaN.
@@ -143,6 +145,7 @@ func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, sh
 	}
 	query, newType := enginetest.Pick(rng, queries...), enginetest.Pick(rng, types...)
 	n := &grouped{problem: &problem{rng: rng, kv: attn.E4M3, query: query, out: enginetest.Pick(rng, query, query, attn.Float32), pageTokens: page}}
+	n.scale[0] = math.Inf(1)
 	p := n.problem
 	p.Case = reftest.New(rng, shape, in, enginetest.Format(query), reftest.Float16)
 	v, rest := p.ValueDim, p.Dim-p.ValueDim
@@ -188,6 +191,9 @@ func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, sh
 				for k := range v / latentGroup {
 					group := key[k*latentGroup:][:latentGroup]
 					scale := reftest.E4M3.Scale(group)
+					if scale > 0x1p-126 {
+						n.scale[0], n.scale[1] = min(n.scale[0], scale), max(n.scale[1], scale)
+					}
 					for c, x := range group {
 						x = reftest.E4M3.Round(reftest.Float32.Round(x / scale))
 						n.want[0][at*v+k*latentGroup+c], group[c] = byte(half.E4M3FromFloat64(x)), x*scale
@@ -270,6 +276,9 @@ func (n *grouped) check(t testing.TB) {
 	}
 	if p.out != attn.Float32 {
 		r.Out = enginetest.Format(p.out)
+	}
+	if hasRoundedQueries(&p.geometry) && n.scale[1] > 0 { // weights of float16, 2^15 times as large, and scales beside twice the greatest
+		r.Least = 0x1p-39 * n.scale[1] / n.scale[0]
 	}
 	p.compare(t, r)
 	for i, x := range [...]gpu.Memory{p.k, n.scales, n.rest} {
