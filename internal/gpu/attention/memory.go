@@ -330,3 +330,11 @@ func (m *memory) close() error {
 	*m = memory{}
 	return first
 }
+
+// moved notes that p is unchanged, but in other memory.
+func (p *Plan) moved() {
+	if p.form.memory == p.memory.generation {
+		return
+	}
+	p.form.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
+}

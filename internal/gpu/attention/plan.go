@@ -303,14 +303,6 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	return nil
 }
 
-// moved notes that p is unchanged, but in other memory.
-func (p *Plan) moved() {
-	if p.form.memory == p.memory.generation {
-		return
-	}
-	p.form.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
-}
-
 // choose checks a step of a problem that supports has checked, and returns its form, its size, and the division of sequences among kernels. It asks nothing of
 // the GPU and writes only scratch.
 func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need measured, who division, err error) {
@@ -370,12 +362,6 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	}
 	return few
 }
-
-// tileRows returns the largest number of rows of k's output tiles, if k is no prefill kernel.
-func (k *kernel) tileRows(group, queries int) int { return rowsOf(k.blockRows(), group, queries) }
-
-// rowsOf returns the number of rows of a sequence of `queries` queries, at most `most`.
-func rowsOf(most, group, queries int) int { return min(most, min(max(queries, 1), most)*group) }
 
 // measured is the size of a step.
 type measured struct {

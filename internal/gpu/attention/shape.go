@@ -156,6 +156,12 @@ func (s *shape) pages(paged bool, pageTokens int) int {
 	return max(s.keys/pageTokens, 1)
 }
 
+// tileRows returns the largest number of rows of k's output tiles, if k is no prefill kernel.
+func (k *kernel) tileRows(group, queries int) int { return rowsOf(k.blockRows(), group, queries) }
+
+// rowsOf returns the number of rows of a sequence of `queries` queries, at most `most`.
+func rowsOf(most, group, queries int) int { return min(most, min(max(queries, 1), most)*group) }
+
 // config is the configuration of a kernel's launch.
 type config struct {
 	warps   int // consumer warps
