@@ -6,7 +6,6 @@
 #define LOSS(name, Params, run) \
   extern "C" __global__ void __launch_bounds__(TRAINING_THREADS) name(const __grid_constant__ Params p) { run(p); }
 
-LOSS(loss_turn, LossTurnParams, lossTurn)
 LOSS(loss_row, LossParams, lossOfRow)
 LOSS(loss_sums, LossSumsParams, lossSums)
 LOSS(loss_table, TableGradientParams, tableGradient)

@@ -4,26 +4,6 @@
 
 constexpr int LOSS_COLUMNS = 4 * TRAINING_THREADS; // of a table's gradient, of a thread block
 
-struct LossTurnParams {
-  const float* x; // rows x n
-  float* y;       // n x rows
-  int rows, n;
-};
-
-// The transpose of a matrix, of which a thread block has 32 x 32 elements.
-__device__ __forceinline__ void lossTurn(const LossTurnParams& p) {
-  __shared__ float tile[32][33];
-  beginTraining();
-  const int tiles = (p.n + 31) / 32, row = blockIdx.x / tiles * 32, column = blockIdx.x % tiles * 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = threadIdx.x / 32; i < 32; i += TRAINING_THREADS / 32)
-    if (row + i < p.rows && column + lane < p.n) tile[i][lane] = p.x[(long long)(row + i) * p.n + column + lane];
-  __syncthreads();
-#pragma unroll
-  for (int i = threadIdx.x / 32; i < 32; i += TRAINING_THREADS / 32)
-    if (row + lane < p.rows && column + i < p.n) p.y[(long long)(column + i) * p.rows + row + lane] = tile[lane][i];
-}
-
 // e^x of x <= 0, within 4 units in the last place: lost is what rounding takes from x log2(e).
 __device__ __forceinline__ float lossExponential(float x) {
   const float to = x * 1.44269504f, lost = __fmaf_rn(x, 1.44269504f, -to) + x * 1.92596303e-8f, e = exp2_(to);

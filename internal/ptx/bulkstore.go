@@ -48,7 +48,7 @@ func (b *bulkStore) write(w *warp) {
 	}
 }
 
-// bulkStore compiles bulk copies and additions from shared to global memory, and what waits for them.
+// bulkStore compiles bulk copies and additions from shared to global memory, and the instructions that wait for them.
 func (c *compiler) bulkStore(s *statement) func(w *warp, m uint32) {
 	each := func(f func(w *warp, b *bulkStores, l int)) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) {

@@ -15,7 +15,8 @@ import (
 
 const backwardUnit, backwardHopperUnit, backwardHopperScoredUnit = "backward", "backward_hopper", "backward_hopper_variant"
 
-// backwardHopperRows are the rows of a query block for the launch of rows before kernels of warp groups. Their own may be longer.
+// backwardHopperRows is the number of rows of a query block in the launch of rows before kernels of warp groups. The kernels themselves may
+// have longer query blocks.
 const backwardHopperRows = 64
 
 // backwardKernel is a line of the table: the kernels for head dims up to dim.
@@ -34,15 +35,14 @@ var backwardTable = []backwardKernel{
 	{dim: 128, capability: hopper, warps: 12, rows: 64, stages: 3, groups: true},
 	{dim: 64, capability: hopper, warps: 12, rows: 128, stages: 3, scored: true, groups: true},
 	{dim: 128, capability: hopper, warps: 12, rows: 64, stages: 3, scored: true, groups: true},
-	{64, largeShared, 4, 32, 2, false, false, false},
-	{64, smallShared, 8, 64, 2, false, false, false},
-	{64, ampere, 8, 64, 2, true, false, false},
-	{128, largeShared, 8, 64, 2, false, false, false},
-	{128, smallShared, 8, 32, 1, false, false, false},
-	{128, largeShared, 8, 32, 2, true, false, false},
-	{128, hopper, 8, 32, 2, true, false, false},
-	{128, smallShared, 8, 32, 1, true, false, false},
-	{128, ampere, 4, 16, 1, true, true, false},
+	{dim: 64, capability: largeShared, warps: 4, rows: 32, stages: 2},
+	{dim: 64, capability: smallShared, warps: 8, rows: 64, stages: 2},
+	{dim: 64, capability: ampere, warps: 8, rows: 64, stages: 2, scored: true},
+	{dim: 128, capability: largeShared, warps: 8, rows: 64, stages: 2},
+	{dim: 128, capability: smallShared, warps: 8, rows: 32, stages: 1},
+	{dim: 128, capability: largeShared, warps: 8, rows: 32, stages: 2, scored: true},
+	{dim: 128, capability: smallShared, warps: 8, rows: 32, stages: 1, scored: true},
+	{dim: 128, capability: ampere, warps: 4, rows: 16, stages: 1, scored: true, wide: true},
 }
 
 const backwardRowsThreads = 256
@@ -113,11 +113,11 @@ type Backward struct {
 	counters, rows, terms, sums, bytes int64
 }
 
-// backwardLaunch is a launch of a function. Its query blocks have so many rows.
+// backwardLaunch is a launch of a function.
 type backwardLaunch struct {
 	*cuda.Function
 	cuda.Grid
-	rows int
+	rows int // of a query block
 }
 
 // BackwardOperands is the memory of a [Backward], in the layout of [attn.Gradient]. LSE and DLSE are float32. DOut without a
@@ -224,7 +224,8 @@ func (b *Backward) load() (err error) {
 	return err
 }
 
-// loadGroups loads the kernels of warp groups. name: of those that write dq, and of the others where options ask for all.
+// loadGroups loads the kernels of warp groups from a module. name is the prefix of the entry that writes dq, and of the main entry. With
+// masks and ALiBi alone, the main entry is that of the kernels for masks.
 func (b *Backward) loadGroups(unit, name string) error {
 	e := b.engine
 	m, err := gpu.Module(e.dev, unit)

@@ -18,7 +18,7 @@ const backwardScoredUnit, backwardWideUnit = "backward_variant", "backward_wide"
 // backwardScoredFeatures are the features that need the kernels with scores.
 const backwardScoredFeatures = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout
 
-// backwardManyFeatures are those of them that the kernels of warp groups for masks and ALiBi have not.
+// backwardManyFeatures are the features of backwardScoredFeatures that the kernels of warp groups for masks and ALiBi lack.
 const backwardManyFeatures = attn.Cap | attn.AddedBias | attn.Dropout
 
 // backwardScores is struct BackwardScores.
@@ -148,7 +148,7 @@ func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	if o.DBias.Buffer != nil {
 		pieces := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences)
 		rows, warps := k.rows, k.warps
-		if k.groups { // its kernel is one of single warps
+		if k.groups { // the kernel of the bias's gradient multiplies by single warps
 			rows, warps = 64*64/k.dim, 8
 		}
 		if s.Bias.Queries != 1 {

@@ -75,6 +75,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"backward_hopper.cu":               {"#define HEADS_64 64, 128, 3 #define HEADS_128 128, 64, 3"}, // backwardTable
 		"backward_hopper_variant.cu":       {"#define HEADS_64 64, 128, 3 #define HEADS_128 128, 64, 3"},
+		"attn_spread.cuh":                  {fmt.Sprintf("constexpr int SPREAD_THREADS = %d;", spreadThreads)},
 		"attn_backward_hopper_variant.cuh": {"PARAMS = 512;"},
 		"attn_prefill_rows.cuh": {
 			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
@@ -170,6 +171,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},
 		{"kernels/attn_rotary.cuh", "RotaryAppendParams", rotaryParams{}},
+		{"kernels/attn_spread.cuh", "Spread", columns{}},
+		{"kernels/attn_spread.cuh", "SpreadParams", spreadParams{}},
 		{"kernels/attn_unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillTile", prefillTile{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillParams", prefillParams{}},

@@ -8,10 +8,10 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Heads of widths that no kernel has, and values of other widths than keys (kernels/attn_spread.cuh). A kernel of the next
-// width reads keys and values as they lie: the copy engine puts a row into the kernel's column blocks and fills their rest
-// with zeros, which takes no memory traffic. A launch before spreads queries in the same way, and a launch after gathers
-// outputs.
+// This file has heads of widths that no kernel has, and values of another width than keys (kernels/attn_spread.cuh). A kernel of a larger
+// width reads the keys and values. The copy engine divides a row among the kernel's column blocks and fills the rest of each block
+// with zeros, without reading memory for the zeros. A launch before the kernel spreads the rows of queries in the same way. A launch after
+// the kernel gathers the outputs.
 
 const (
 	spreadUnit    = "spread"
@@ -21,17 +21,17 @@ const (
 	spreadBlocks  = 8 // of a multiprocessor, at most
 )
 
-// columns is struct Spread. Unlike there, a row that fills its column blocks one after the other is one block.
+// columns is struct Spread. A row that needs no gaps between column blocks is one block.
 type columns struct{ dim, block, taken, step int32 }
 
-// whole returns the columns of rows that have the kernel's width.
+// whole returns the columns of rows of the kernel's width.
 func whole(dim int) columns { return columns{dim: int32(dim), block: int32(dim), taken: int32(dim)} }
 
-// spreadOver returns how rows of dim elements lie in rows of a kernel's width, and whether the copy engine can do it: all
-// column blocks of a copy have the same number of elements, and begin equally far from each other.
+// spreadOver returns how rows of dim elements lie in rows of a kernel's width. ok reports whether the copy engine supports the pair: the
+// column blocks of a copy have equal numbers of elements, at equal distances.
 func spreadOver(dim, width int, element attn.DType) (c columns, ok bool) {
 	size := element.Size()
-	unit, column := 16/size, 128/size // the copy engine's
+	unit, column := 16/size, 128/size // elements of the smallest distance in a tensor map, and of a column block
 	row := width * size
 	if dim > width || dim%unit != 0 {
 		return c, false
@@ -59,7 +59,8 @@ func (s *spreads) on() bool { return s.width > 0 }
 
 // spreadsOf returns the spreads of a problem, for the narrowest kernel that the copy engine can serve.
 func spreadsOf(g *attn.Problem) (s spreads) {
-	if g.Pages.InKeys() || g.Pages.KeyPlanes != 1 || g.Features()&(attn.Scaled|attn.SeveralTypes) != 0 || g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim) {
+	has := g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim)
+	if has || g.Pages.InKeys() || g.Pages.KeyPlanes != 1 || g.Features()&(attn.Scaled|attn.SeveralTypes) != 0 {
 		return s
 	}
 	for _, width := range headDims {
@@ -81,8 +82,8 @@ func (s *spreads) problem(g attn.Problem) attn.Problem {
 	return g
 }
 
-// widened returns strides for rows of a kernel's width in place of dim elements. Where heads lie further apart than rows, so do they
-// there: sequences have numbers of rows by which heads of one are rows behind another.
+// widened returns strides for rows of a kernel's width in place of dim elements. In the layout (batch, heads, tokens, dim), a sequence's
+// first row counts the rows of all heads of the sequences before. widened keeps that layout.
 func widened(s attn.Strides, heads, dim, width int) attn.Strides {
 	if s.Head <= s.Row || s.Row%dim != 0 || s.Head%dim != 0 {
 		return attn.PackedRows(heads, width)
@@ -103,7 +104,7 @@ func (s *spreads) queries(g *attn.Problem) attn.Strides {
 	return g.Query
 }
 
-// isOdd reports whether queries or outputs have to be spread, and their strides are no multiples of four elements.
+// isOdd reports whether a stride of spread queries or outputs is no multiple of four elements.
 func isOdd(g *attn.Problem) bool {
 	of := spreadsOf(g)
 	return of.on() && (g.Query.Row|g.Query.Head|g.Out.Row|g.Out.Head)%4 != 0
@@ -127,11 +128,11 @@ func (s *spreads) rows(g *attn.Problem) (key, value columns) {
 
 // spreadParams is struct SpreadParams.
 type spreadParams struct {
-	from, to, seqs                      uint64 // addresses
-	fromRow, fromHead, toRow, toHead    int64
-	columns                             columns
-	rows, heads, width, sequences, size int32
-	_                                   [4]byte
+	from, to, seqs                       uint64 // addresses
+	fromRow, fromHead, toRow, toHead     int64
+	spread                               columns
+	rows, heads, width, sequences, bytes int32
+	_                                    [4]byte
 }
 
 // loadSpread loads the kernels if s needs them.
@@ -163,7 +164,7 @@ func (p *Plan) runSpread(s *cuda.Stream, o *Operands) error {
 	inner.Out = gpu.Memory{Buffer: p.memory.spread, Offset: int64(4 * inner.Q.Len), DType: o.Out.DType, Len: g.Out.Extent(p.reach, g.Heads, of.width)}
 	a := spreadParams{
 		from: o.Q.Address(), to: inner.Q.Address(), fromRow: int64(of.query.Row), fromHead: int64(of.query.Head), toRow: int64(g.Query.Row), toHead: int64(g.Query.Head),
-		columns: of.key, rows: int32(p.reach), heads: int32(g.Heads), width: int32(of.width), size: int32(o.Q.DType.Size()),
+		spread: of.key, rows: int32(p.reach), heads: int32(g.Heads), width: int32(of.width), bytes: int32(o.Q.DType.Size()),
 	}
 	if err := p.launchSpread(s, 0, &a, o.Q.Buffer); err != nil {
 		return err
@@ -173,7 +174,7 @@ func (p *Plan) runSpread(s *cuda.Stream, o *Operands) error {
 	}
 	a = spreadParams{
 		from: inner.Out.Address(), to: o.Out.Address(), fromRow: int64(g.Out.Row), fromHead: int64(g.Out.Head), toRow: int64(of.out.Row), toHead: int64(of.out.Head),
-		columns: of.value, rows: int32(p.reach), heads: int32(g.Heads), width: int32(of.width), size: int32(o.Out.DType.Size()),
+		spread: of.value, rows: int32(p.reach), heads: int32(g.Heads), width: int32(of.width), bytes: int32(o.Out.DType.Size()),
 	}
 	return p.launchSpread(s, 1, &a, o.Out.Buffer)
 }

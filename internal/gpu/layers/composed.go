@@ -12,22 +12,16 @@ import (
 // values. The layer has the rest of the scratch.
 func (o *Linear) inner() (in *Linear, apart int) {
 	in = new(*o)
-	take := func(n int) gpu.Memory { // the next n elements of the scratch, a multiple of 16 bytes
-		m := o.Scratch
-		m.Offset += int64(apart) * 4
-		m.Len = n
-		apart += attn.Ceil(n, 4) * 4
-		return m
-	}
+	r := scratch{of: o.Scratch}
 	in.Activation, in.Residual, in.Gate = attn.NoActivation, gpu.Memory{}, false
 	if o.Gate {
 		in.Parts = append([]LinearPart(nil), o.Parts...)
 		for i := range in.Parts {
-			in.Parts[i].Y = take(o.Rows * o.Parts[i].Out)
+			in.Parts[i].Y = r.take(o.Rows * o.Parts[i].Out)
 		}
 	}
-	in.Scratch.Offset += int64(apart) * 4
-	in.Scratch.Len -= apart
+	apart = r.used
+	in.Scratch = r.rest()
 	return in, apart
 }
 

@@ -22,7 +22,7 @@ const (
 const tableColumns = 4 * trainingThreads
 
 // lossKernels are loaded at first use.
-type lossKernels struct{ turn, row, sums, table *cuda.Function }
+type lossKernels struct{ row, sums, table *cuda.Function }
 
 // launchLoss queues a kernel of the unit, with one struct of parameters.
 func launchLoss[P any](d *Engine, s *cuda.Stream, kernel func(*lossKernels) *cuda.Function, blocks int, p *P, memory ...gpu.Memory) error {
@@ -30,7 +30,7 @@ func launchLoss[P any](d *Engine, s *cuda.Stream, kernel func(*lossKernels) *cud
 	defer d.mu.Unlock()
 	if d.lossKernels == nil {
 		k := new(lossKernels)
-		if err := d.functions(lossUnit, map[string]**cuda.Function{"loss_turn": &k.turn, "loss_row": &k.row, "loss_sums": &k.sums, "loss_table": &k.table}); err != nil {
+		if err := d.functions(lossUnit, map[string]**cuda.Function{"loss_row": &k.row, "loss_sums": &k.sums, "loss_table": &k.table}); err != nil {
 			return err
 		}
 		d.lossKernels = k
@@ -49,12 +49,6 @@ type Loss struct {
 	Y, DY, DX, DW, DB       gpu.Memory
 	Scratch                 gpu.Memory // as many elements as [Engine.LossScratch] returns
 	Products                attn.DType // as [Linear.Products], of x, w and the gradient of logits
-}
-
-// lossTurnParams is struct LossTurnParams.
-type lossTurnParams struct {
-	x, y    uint64
-	rows, n int32
 }
 
 // lossParams is struct LossParams.
@@ -119,8 +113,8 @@ func (o *Loss) check(op string) error {
 			all = append(all, operand{"db", &o.DB, o.Vocabulary})
 		}
 	}
-	if o.Products != 0 && o.Products != attn.Float16 && o.Products != attn.BFloat16 {
-		return gpu.Errorf(op, attn.ErrDType, "products of %v", o.Products)
+	if err := checkProducts(op, o.Products); err != nil {
+		return err
 	}
 	for _, x := range all {
 		if err := checkLooseFloats(op, x.name, x.of, x.n); err != nil {
@@ -153,12 +147,7 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	turned.Len = attn.Product(o.Width, o.Vocabulary)
 	before := attn.Ceil(turned.Len, 4) * 4
 	logits.Offset, logits.Len = logits.Offset+4*int64(before), logits.Len-before
-	turns := attn.Product(attn.Ceil(o.Vocabulary, 32), attn.Ceil(o.Width, 32))
-	if turns > math.MaxInt32 {
-		return gpu.Errorf(op, attn.ErrUnsupported, "%d tokens of %d elements", o.Vocabulary, o.Width)
-	}
-	turn := lossTurnParams{x: o.W.Address(), y: turned.Address(), rows: int32(o.Vocabulary), n: int32(o.Width)}
-	if err := launchLoss(d, s, func(k *lossKernels) *cuda.Function { return k.turn }, turns, &turn, o.W, turned); err != nil {
+	if err := d.transpose(s, o.Vocabulary, o.Width, o.Width, o.Vocabulary, o.W, turned); err != nil {
 		return err
 	}
 	piece := d.piece(o)

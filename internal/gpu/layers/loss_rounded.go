@@ -6,10 +6,11 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// A Loss with products of rounded numbers: W is rounded once, and once more as its transpose for the gradient of X. Rows of logits
-// have zeros behind the vocabulary, up to a multiple of 8, since such rows are operands of the gradients.
+// This file has a Loss with products of rounded operands. W is rounded once. The gradient of X needs the transpose of W, which is rounded,
+// too. A row of logits is an operand of the gradients, so its length is the vocabulary's, rounded up to a multiple of 8. The last logits
+// of a row are zeros.
 
-// mostRoundedLogits is mostLogits of such a Loss, whose gradients need as much memory again for a transpose.
+// mostRoundedLogits is mostLogits with products of rounded operands. A transpose of the logits takes as much memory as the logits.
 const mostRoundedLogits = mostLogits / 2
 
 // rounds reports whether o has products of rounded numbers.
@@ -43,14 +44,10 @@ type roundedLoss struct {
 func (d *Engine) roundedLossOf(o *Loss) (r roundedLoss, err error) {
 	piece, wide := d.piece(o), o.wide()
 	deep := attn.Ceil(piece, 8) * 8
-	take := func(n int, t attn.DType) gpu.Memory {
-		m := gpu.Memory{Buffer: o.Scratch.Buffer, Offset: o.Scratch.Offset + int64(r.scratch)*4, DType: t, Len: n}
-		r.scratch += attn.Ceil(attn.Product(n, t.Size()), 16) * 4
-		return m
-	}
-	r.w, r.logits = take(attn.Product(wide, o.Width), o.Products), take(attn.Product(piece, wide), attn.Float32)
-	r.turned, r.across = take(attn.Product(o.Width, wide), o.Products), take(attn.Product(o.Vocabulary, deep), attn.Float32)
-	x := take(attn.Product(o.Width, deep), o.Products) // the transpose of a piece of X
+	memory := scratch{of: o.Scratch}
+	r.w, r.logits = memory.takeOf(attn.Product(wide, o.Width), o.Products), memory.take(attn.Product(piece, wide))
+	r.turned, r.across = memory.takeOf(attn.Product(o.Width, wide), o.Products), memory.take(attn.Product(o.Vocabulary, deep))
+	x := memory.takeOf(attn.Product(o.Width, deep), o.Products) // the transpose of a piece of X
 	r.forward = Linear{Rows: piece, In: o.Width, RoundX: true, Parts: []LinearPart{{Out: wide, W: r.w, Y: r.logits}}}
 	r.toX = Linear{Rows: piece, In: wide, X: r.logits, RoundX: true, Parts: []LinearPart{{Out: o.Width, W: r.turned}}}
 	r.toW = Linear{Rows: o.Vocabulary, In: deep, X: r.across, RoundX: true, Parts: []LinearPart{{Out: o.Width, W: x}}}
@@ -62,8 +59,8 @@ func (d *Engine) roundedLossOf(o *Loss) (r roundedLoss, err error) {
 		}
 		most = max(most, n)
 	}
-	rest := take(most, attn.Float32)
-	r.forward.Scratch, r.toX.Scratch, r.toW.Scratch = rest, rest, rest
+	rest := memory.take(most)
+	r.forward.Scratch, r.toX.Scratch, r.toW.Scratch, r.scratch = rest, rest, rest, memory.used
 	return r, nil
 }
 
@@ -73,7 +70,7 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 	if err != nil {
 		return err
 	}
-	// Rows of W behind the vocabulary are zeros, so that logits there are.
+	// The rows of W behind the vocabulary are zeros, which makes the last logits of a row zeros.
 	if err := s.Set(r.w.Buffer, r.w.Offset, 0, int64(2*r.w.Len)); err != nil {
 		return err
 	}
@@ -89,11 +86,7 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 	piece := r.forward.Rows
 	for from := 0; from < o.Rows; from += piece {
 		rows := min(piece, o.Rows-from)
-		part := func(m gpu.Memory) gpu.Memory {
-			m.Offset, m.Len = m.Offset+4*int64(from)*int64(o.Width), rows*o.Width
-			return m
-		}
-		x := part(o.X)
+		x := elementsFrom(o.X, from*o.Width, rows*o.Width)
 		r.forward.Rows, r.forward.X = rows, x
 		if err := d.Linear(s, &r.forward); err != nil {
 			return err
@@ -104,7 +97,7 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 		if !gradients {
 			continue
 		}
-		r.toX.Rows, r.toX.Parts[0].Y = rows, part(o.DX)
+		r.toX.Rows, r.toX.Parts[0].Y = rows, elementsFrom(o.DX, from*o.Width, rows*o.Width)
 		if err := d.Linear(s, &r.toX); err != nil {
 			return err
 		}

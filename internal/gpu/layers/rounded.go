@@ -2,55 +2,63 @@ package layers
 
 import (
 	"math"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Products of numbers of float32 that are rounded to 16 bits first, as training takes them: weights and gradients stay
-// float32, and so do sums. Weights are rounded, and transposed where a gradient wants them so, into scratch memory. The rest is a
-// Linear with weights of 16 bits.
+// This file has products of float32 operands that are rounded to 16 bits, for training. Weights, gradients and sums stay float32.
+// A launch writes the rounded weights to scratch memory. Gradients need transposes, which a launch writes there, too. The products are
+// then those of a Linear with weights of 16 bits.
 
-const transposeTile = 64 // rows and columns of a thread block (trainingTranspose)
+const (
+	// transposeTile is the number of rows and columns of a thread block of trainingTranspose.
+	transposeTile = 64
 
-// canRound reports whether a type has such products, and sums of n elements can be of it: rows of weights have a multiple of 16 bytes.
-func canRound(to attn.DType, n int) bool {
-	return (to == attn.Float16 || to == attn.BFloat16) && n%8 == 0
+	// roundedRows is the least number of rows of a Product that is rounded. A GEMM of fewer rows does not fill its tiles.
+	roundedRows = 17
+)
+
+// canRound reports whether products of n elements can have operands of a type. A row of 16-bit weights is a multiple of 16 bytes.
+func canRound(to attn.DType, n int) bool { return slices.Contains(gpu.Halves, to) && n%8 == 0 }
+
+// checkProducts returns an error if operands can't be rounded to a type. 0 is no type.
+func checkProducts(op string, to attn.DType) error {
+	if to != 0 && !slices.Contains(gpu.Halves, to) {
+		return gpu.Errorf(op, attn.ErrDType, "products of %v", to)
+	}
+	return nil
 }
 
 // rounds reports whether o has products of rounded numbers.
 func (o *Linear) rounds() bool { return o.Products != 0 && canRound(o.Products, o.In) }
 
-// checkProducts returns an error if no layer has such products.
+// checkProducts returns an error if Products is no type of 16 bits, or w is not float32.
 func (o *Linear) checkProducts(op string) error {
 	if o.Products == 0 {
 		return nil
-	}
-	if o.Products != attn.Float16 && o.Products != attn.BFloat16 {
-		return gpu.Errorf(op, attn.ErrDType, "products of %v", o.Products)
 	}
 	for i := range o.Parts {
 		if p := &o.Parts[i]; p.Packed != nil || p.W.DType != attn.Float32 {
 			return gpu.Errorf(op, attn.ErrDType, "products of %v, and w of layer %d is %v, not %v", o.Products, i, p.W.DType, attn.Float32)
 		}
 	}
-	return nil
+	return checkProducts(op, o.Products)
 }
 
 // rounded returns the layer with weights of 16 bits, and the number of float32 of the scratch for the weights. The layer has the
 // rest of the scratch.
 func (o *Linear) rounded() (in *Linear, apart int) {
 	in = new(*o)
-	in.Parts = append([]LinearPart(nil), o.Parts...)
+	r := scratch{of: o.Scratch}
+	in.Parts = slices.Clone(o.Parts)
 	for i := range in.Parts {
-		n := in.Parts[i].Out * o.In
-		in.Parts[i].W = gpu.Memory{Buffer: o.Scratch.Buffer, Offset: o.Scratch.Offset + int64(apart)*4, DType: o.Products, Len: n}
-		apart += attn.Ceil(n, 8) * 4
+		in.Parts[i].W = r.takeOf(in.Parts[i].Out*o.In, o.Products)
 	}
-	in.Products, in.RoundX, in.Early = 0, true, false
-	in.Scratch.Offset += int64(apart) * 4
-	in.Scratch.Len -= apart
+	in.Products, in.RoundX, in.Early, apart = 0, true, false, r.used
+	in.Scratch = r.rest()
 	return in, apart
 }
 
@@ -74,19 +82,19 @@ func (d *Engine) queueRounded(s *cuda.Stream, o *Linear) error {
 
 // transposeParams is struct TrainingTransposeParams.
 type transposeParams struct {
-	x, y                            uint64
-	rows, columns, step, wide, kind int32
-	_                               [4]byte
+	x, y                             uint64
+	rows, columns, step, wide, dtype int32
+	_                                [4]byte
 }
 
-// transpose queues the transpose of x, of rows x columns of which rows begin `step` elements apart, in rows of `wide` elements of
-// another type. Behind the first `rows` of them are zeros.
+// transpose queues the transpose of x, a matrix of rows x columns whose rows begin `step` elements apart. y, of its own type, gets `columns`
+// rows of `wide` elements, the last wide-rows of which are zeros.
 func (d *Engine) transpose(s *cuda.Stream, rows, columns, step, wide int, x, y gpu.Memory) error {
 	blocks := attn.Product(attn.Ceil(wide, transposeTile), attn.Ceil(columns, transposeTile))
 	if blocks > math.MaxInt32 {
 		return gpu.Errorf("transpose", attn.ErrUnsupported, "%d x %d elements", rows, columns)
 	}
-	p := transposeParams{x: x.Address(), y: y.Address(), rows: int32(rows), columns: int32(columns), step: int32(step), wide: int32(wide), kind: gpu.Code(y.DType)}
+	p := transposeParams{x: x.Address(), y: y.Address(), rows: int32(rows), columns: int32(columns), step: int32(step), wide: int32(wide), dtype: gpu.Code(y.DType)}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.transpose }, blocks, &p, x, y)
 }
 
@@ -95,24 +103,18 @@ func (o *Product) rounds() bool {
 	return o.M >= roundedRows && (o.Transposed || o.K%8 == 0) && canRound(o.Products, 8)
 }
 
-// roundedRows is the least number of rows for which rounding pays: fewer do not fill the tiles of a GEMM.
-const roundedRows = 17
-
-// asLinear returns o as a layer with weights B^T, and the number of float32 of the scratch besides the layer's own: for the transposes.
+// asLinear returns o as a layer with weights B^T, and the number of float32 of scratch memory for the transposes. The layer has the rest
+// of the scratch memory.
 func (o *Product) asLinear() (in *Linear, apart int) {
 	wide := attn.Ceil(o.K, 8) * 8
-	take := func(n int, t attn.DType) gpu.Memory {
-		m := gpu.Memory{Buffer: o.Scratch.Buffer, Offset: o.Scratch.Offset + int64(apart)*4, DType: t, Len: n}
-		apart += attn.Ceil(n*t.Size(), 16) * 4
-		return m
-	}
-	in = &Linear{Rows: o.M, In: wide, X: o.A, Residual: o.Plus, RoundX: true, Scratch: o.Scratch}
+	r := scratch{of: o.Scratch}
+	in = &Linear{Rows: o.M, In: wide, X: o.A, Residual: o.Plus, RoundX: true}
 	if o.Transposed {
-		in.X = take(o.M*wide, attn.Float32)
+		in.X = r.take(o.M * wide)
 	}
-	in.Parts = []LinearPart{{Out: o.N, W: take(o.N*wide, o.Products), Y: o.C}}
-	in.Scratch.Offset += int64(apart) * 4
-	in.Scratch.Len -= apart
+	in.Parts = []LinearPart{{Out: o.N, W: r.takeOf(o.N*wide, o.Products), Y: o.C}}
+	apart = r.used
+	in.Scratch = r.rest()
 	return in, apart
 }
 

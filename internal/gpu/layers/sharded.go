@@ -34,9 +34,12 @@ type scratch struct {
 }
 
 // take returns n elements.
-func (r *scratch) take(n int) gpu.Memory {
-	m := gpu.Memory{Buffer: r.of.Buffer, Offset: r.of.Offset + int64(r.used)*4, DType: attn.Float32, Len: n}
-	r.used += attn.Ceil(n, 4) * 4
+func (r *scratch) take(n int) gpu.Memory { return r.takeOf(n, attn.Float32) }
+
+// takeOf returns n elements of another type.
+func (r *scratch) takeOf(n int, t attn.DType) gpu.Memory {
+	m := gpu.Memory{Buffer: r.of.Buffer, Offset: r.of.Offset + int64(r.used)*4, DType: t, Len: n}
+	r.used += attn.Ceil(attn.Product(n, t.Size()), 16) * 4
 	return m
 }
 
