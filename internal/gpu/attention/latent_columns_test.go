@@ -19,15 +19,7 @@ func testLatentNarrow(t *testing.T, m *machine, count, longest int) {
 	plan := m.engine.NewPlan()
 	heads := []int{16, 64, 5, 20, 1, 128, 32}
 	for i := range count {
-		s := reftest.Shape{Heads: heads[i%len(heads)], KVHeads: 1, Dim: latentDim, ValueDim: latentValue, Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
-		for range enginetest.Pick(rng, 1, 2, 3, 5) {
-			if i < len(heads) { // tiles of each number of heads alone
-				s.Queries = append(s.Queries, 1)
-			} else {
-				s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 2, 4))
-			}
-			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 63, 64, 65, 127, 128, 129, 300, rng.IntN(longest)))
-		}
+		s := randomLatent(rng, heads[i%len(heads)], i < len(heads), longest) // first tiles of each number of heads alone
 		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
 		p := m.newGrouped(t, rng, in, s, enginetest.Pick(rng, 1, 3, 8, 12, 16, 64, 128), attn.BFloat16)
 		p.geometry.QueryType = p.query

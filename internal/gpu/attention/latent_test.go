@@ -18,15 +18,7 @@ func testLatent(t *testing.T, m *machine, n, longest int) {
 	ran := map[string]int{}
 	heads := []int{16, 64, 5, 32, 128, 1, 20}
 	for i := range n {
-		s := reftest.Shape{Heads: heads[i%len(heads)], KVHeads: 1, Dim: 576, ValueDim: 512, Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
-		for range enginetest.Pick(rng, 1, 2, 3, 5) {
-			if i < 2*len(heads) { // tiles of each number of heads alone
-				s.Queries = append(s.Queries, 1)
-			} else {
-				s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 2, 4))
-			}
-			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 63, 64, 65, 127, 128, 129, rng.IntN(longest)))
-		}
+		s := randomLatent(rng, heads[i%len(heads)], i < 2*len(heads), longest)
 		o := options{kv: []attn.DType{attn.Float16, attn.BFloat16}[i/len(heads)%2], dense: rng.IntN(4) == 0, mixed: rng.IntN(5) == 0, shape: &s}
 		m.runLatent(t, rng, plan, i, o, ran)
 	}
@@ -36,6 +28,20 @@ func testLatent(t *testing.T, m *machine, n, longest int) {
 			t.Errorf("no problem went to %s, but to %v", k, ran)
 		}
 	}
+}
+
+// randomLatent draws sequences of DeepSeek's latents, with one query each if one is true.
+func randomLatent(rng *rand.Rand, heads int, one bool, longest int) reftest.Shape {
+	s := reftest.Shape{Heads: heads, KVHeads: 1, Dim: latentDim, ValueDim: latentValue, Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+	for range enginetest.Pick(rng, 1, 2, 3, 5) {
+		queries := 1
+		if !one {
+			queries = enginetest.Pick(rng, 0, 1, 1, 2, 4)
+		}
+		s.Queries = append(s.Queries, queries)
+		s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 63, 64, 65, 127, 128, 129, 300, rng.IntN(longest)))
+	}
+	return s
 }
 
 // runLatent runs problem i of random ones, and counts the kernels in ran.
