@@ -113,7 +113,8 @@ const (
 	// ShardHeads if KVHeads is a multiple of N, and ShardContext for one KV head. With a Window it is ShardHeads.
 	ShardAuto Shard = iota
 
-	// ShardHeads shards by heads, in order and as evenly as possible. Fewer KV heads than GPUs are [ErrUnsupported].
+	// ShardHeads shards by heads, in order and as evenly as possible. Fewer KV heads than GPUs are [ErrUnsupported], except with
+	// ValuesInKeys, if the number of GPUs is a multiple: then several GPUs have all keys of a head, and each has some of the query heads.
 	ShardHeads
 
 	// ShardContext shards by context. Fewer pages than GPUs are [ErrUnsupported].
@@ -238,7 +239,7 @@ type cacheLayout struct {
 // least returns the problem of attention on a layer of DType with the fewest query heads. The real number is not known yet.
 func (l *cacheLayout) least() attn.Problem {
 	c := &l.config
-	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}}, c.EdgeLayers)
+	return geometryOf(&kvstore.Rows{Heads: l.store.LeastHeads()}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}}, c.EdgeLayers)
 }
 
 // bookkeeping returns the bytes of page tables.

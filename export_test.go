@@ -231,7 +231,11 @@ func (v *testView) copy(s *kvstore.DevicePages, layer, plane int, slab cpu.Buffe
 		b := p.Layers[layer][plane].Data
 		places := s.Shards()
 		groups := len(s.Parts) / places
-		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
+		first, end, copies := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups, 1
+		if v.config.ValuesInKeys && groups > v.config.KVHeads { // each head to several members
+			copies = groups / v.config.KVHeads
+			first, end = i/copies, i/copies+1
+		}
 		mine, own := (end-first)*page/v.config.KVHeads, 0
 		part := make([]byte, b.Len()) // one transfer for all pages of a member
 		each := func(copy func(page, part []byte)) {
@@ -249,7 +253,9 @@ func (v *testView) copy(s *kvstore.DevicePages, layer, plane int, slab cpu.Buffe
 			panic(err)
 		}
 		each(func(page, part []byte) { copy(page, part) })
-		copied += own * mine
+		if i%copies == 0 {
+			copied += own * mine
+		}
 	}
 	if copied != len(bytes) {
 		panic(fmt.Sprintf("the members have %d bytes of %d", copied, len(bytes)))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -87,12 +88,113 @@ func TestGPULatent(t *testing.T) {
 }
 
 // TestGPULatentAny: all types of latents, other widths, windows, sink tokens and trees on a GPU.
-func TestGPULatentAny(t *testing.T) { testGPULatentAny(t, devicetest.Open(t), 5) }
+func TestGPULatentAny(t *testing.T) { testGPULatentAny(t, devicetest.Open(t), la.ShardAuto, 5) }
 
-// TestGPUsLatent: two GPUs have parts of the context.
-func TestGPUsLatent(t *testing.T) { testGPULatentAny(t, devicetest.OpenSome(t, 2), 2) }
+// TestGPUsLatent: two GPUs have parts of the context, or all of it and parts of the heads.
+func TestGPUsLatent(t *testing.T) {
+	gpu := devicetest.OpenSome(t, 2)
+	t.Run("context", func(t *testing.T) { testGPULatentAny(t, gpu, la.ShardContext, 2) })
+	t.Run("heads", func(t *testing.T) { testGPULatentAny(t, gpu, la.ShardHeads, 4) })
+	t.Run("heads of each", func(t *testing.T) { testGPUsLatentHeads(t, gpu) })
+}
 
-func testGPULatentAny(t *testing.T, gpu *device.GPU, cases int) {
+// testGPUsLatentHeads: each GPU has the queries of some heads and all latents, and leaves its outputs where they are. Saved sequences are
+// those of the CPU, and each GPU goes on with what was read.
+func testGPUsLatentHeads(t *testing.T, gpu *device.GPU) {
+	const heads, dim, value, rows, steps = 6, 40, 32, 5, 3
+	rng := reftest.Rand(t)
+	config := la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: dim, ValueDim: value, ValuesInKeys: true, PageSize: 4, Pages: 12, Window: 9, SinkTokens: 2, Rewind: 20, Shard: la.ShardHeads}
+	var inputs [2 * steps]*tensor.Dense
+	for i := range inputs {
+		x := make([]float32, rows*dim*[]int{heads, 1}[i%2])
+		for j := range x {
+			x[j] = float32(rng.NormFloat64())
+		}
+		inputs[i] = tensor.New(tensor.WithShape(rows, len(x)/rows), tensor.WithBacking(x))
+	}
+	type texts struct {
+		out   [][]float32
+		saved []byte
+	}
+	run := func(on *device.GPU, file []byte, first int) (all texts) {
+		t.Helper()
+		config.Device = on
+		cache := graphtest.NewCache(t, config)
+		la.PoisonFree(cache)
+		step, err := cache.NewStep(rows)
+		g := G.NewGraph()
+		q := G.NewMatrix(g, tensor.Float32, G.WithShape(rows, heads*dim), G.WithName("q"))
+		k := G.NewMatrix(g, tensor.Float32, G.WithShape(rows, dim), G.WithName("k"))
+		seq := newSequence(t, cache)
+		if err == nil && file != nil {
+			seq, err = cache.ReadSequence(bytes.NewReader(file))
+		}
+		var out *G.Node
+		if err == nil {
+			out, err = la.CachedAttention(q, k, nil, step.Layer(0), la.WithCausal(), la.WithWindow(9), la.WithSinkTokens(2), la.WithSoftCap(8))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		vm := G.NewTapeMachine(g)
+		defer vm.Close()
+		for i := first; i < steps; i++ {
+			values := []G.Value{inputs[2*i], inputs[2*i+1]}
+			if on != nil {
+				if values[0], err = on.UploadSharded(inputs[2*i], 1); err == nil {
+					values[1], err = on.UploadReplicated(inputs[2*i+1])
+				}
+			}
+			if err == nil {
+				err = errors.Join(G.Let(q, values[0]), G.Let(k, values[1]))
+			}
+			if err == nil {
+				err = step.Run([]la.Append{{Seq: seq, Tokens: rows - i}}, func() error {
+					defer vm.Reset()
+					return la.Cause(vm.RunAll())
+				})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			y, _ := out.Value().(*tensor.Dense)
+			if d, ok := out.Value().(*device.Tensor); ok {
+				if d.Internal().Shards == nil {
+					t.Fatal("the outputs of all heads are on one GPU")
+				}
+				if y, err = d.Download(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all.out = append(all.out, append([]float32{}, y.Float32s()...))
+			if i == 0 {
+				all.saved = savedBytes(t, seq)
+			}
+		}
+		closeCache(t, cache)
+		return all
+	}
+	want := run(nil, nil, 0)
+	all := [][][]float32{}
+	for i, file := range [][]byte{nil, want.saved} {
+		got := run(gpu, file, i)
+		if i == 0 && !bytes.Equal(got.saved, want.saved) {
+			t.Error("a saved sequence is not the CPU's")
+		}
+		all = append(all, got.out)
+	}
+	for i, out := range all {
+		for j, x := range out {
+			for k, y := range x {
+				if w := want.out[i+j][k]; !(math.Abs(float64(y-w)) <= 1e-4) {
+					t.Fatalf("run %d, step %d, element %d: %v, want %v", i, j, k, y, w)
+				}
+			}
+		}
+	}
+}
+
+func testGPULatentAny(t *testing.T, gpu *device.GPU, shard la.Shard, cases int) {
 	rng := reftest.Rand(t)
 	for i, c := range []struct {
 		storage, query tensor.Dtype
@@ -107,11 +209,11 @@ func testGPULatentAny(t *testing.T, gpu *device.GPU, cases int) {
 		{la.E4M3, tensor.Float32, 128, 128, reftest.Shape{Mask: attn.Mask{Window: 20}}, false},
 	}[:cases] {
 		at := graphtest.Place{GPU: gpu, Real: true, There: i%2 == 0, ScoreMods: c.mods}
-		if len(gpu.Members()) == 1 && c.dim > c.value && i != 3 { // a cache that is sharded by context rotates nothing
+		if shard != la.ShardContext && c.dim > c.value && i != 3 { // a cache that is sharded by context rotates nothing
 			at.Rotary = &rope.Config{HeadDim: c.dim, Dim: c.dim - c.value, Last: true, Interleaved: i%2 == 1}
 		}
 		t.Run(fmt.Sprintf("%v in %v %d %d", c.query, c.storage, c.dim, c.value), func(t *testing.T) {
-			cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: c.dim, ValueDim: c.value, ValuesInKeys: true, DType: c.storage, PageSize: 5, Pages: 40, Device: gpu})
+			cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: c.dim, ValueDim: c.value, ValuesInKeys: true, DType: c.storage, PageSize: 5, Pages: 40, Device: gpu, Shard: shard})
 			la.PoisonFree(cache)
 			d := graphtest.NewDecoderAt(t, at, cache, 50, 5+12*(i%2), c.query, true)
 			one, two := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)

@@ -94,9 +94,6 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 		return nil, err
 	}
 	e.sliced = make([][]*nn.LatentWeights, sizes.Layers)
-	if sizes.Latent > 0 && o.Device != nil && len(o.Device.Members()) > 1 {
-		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which several GPUs do not share: use one GPU: %w", o.Device, ErrUnsupported)
-	}
 	if o.Device != nil && !o.several() {
 		e.mu = &o.Device.Internal().Engines
 	}
@@ -121,6 +118,9 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	}
 	world := o.world()
 	head, end := world.Part(sizes.KVHeads)
+	if sizes.Latent > 0 { // each process has all latent vectors
+		head, end = 0, sizes.KVHeads
+	}
 	config := la.CacheConfig{
 		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,

@@ -35,9 +35,6 @@ func (m goldenModel) changed(t testing.TB, fields map[string]any) *goldenModel {
 func severalHeads(t testing.TB) (models []*goldenModel) {
 	t.Helper()
 	for _, m := range readGolden(t) {
-		if m.latent(t) {
-			continue // several GPUs do not share latent attention
-		}
 		var config struct {
 			ModelType string `json:"model_type"`
 			KVHeads   int    `json:"num_key_value_heads"`
@@ -57,7 +54,7 @@ func severalHeads(t testing.TB) (models []*goldenModel) {
 			fields["num_key_value_heads"] = 2
 		}
 		models = append(models, m.changed(t, fields))
-		if m.Name == "llama3" { // features of the MLP that GPUs cannot share as heads
+		if m.Name == "llama3" || m.Name == "deepseek_v2_lite" { // features of the MLP that GPUs cannot share as heads
 			fields["intermediate_size"] = 104
 			uneven := m.changed(t, fields)
 			uneven.Name += "_uneven"
@@ -72,11 +69,11 @@ func TestGPUsFamilies(t *testing.T) {
 	gpus := devicetest.OpenSome(t, 2)
 	for _, m := range severalHeads(t) {
 		t.Run(m.Name, func(t *testing.T) {
-			if testing.Short() && !slices.Contains([]string{"llama3", "llama3_uneven", "qwen3", "olmo2", "opt", "opt_post", "gemma2"}, m.Name) {
+			if testing.Short() && !slices.Contains([]string{"llama3", "llama3_uneven", "qwen3", "olmo2", "opt", "opt_post", "gemma2", "deepseek_v3", "deepseek_v2_lite_uneven"}, m.Name) {
 				t.Skip("an emulated GPU is slow")
 			}
 			sums, err := (&placement{gpu: gpus}).check(m.network(t))
-			if err != nil || sums != (m.Name != "olmo2" && m.Name != "llama3_uneven") {
+			if err != nil || sums != (m.Name != "olmo2" && !strings.HasSuffix(m.Name, "_uneven")) {
 				t.Fatalf("GPUs add partial sums: %v, %v", sums, err)
 			}
 			type result struct {

@@ -191,8 +191,13 @@ func (up *kvUp) part(from Weights, w *Weight, as tensor.Dtype, first, rows int) 
 // latentAttention is attention with latent vectors as keys.
 func (t *transformer) latentAttention(b *Builder, i int, prefix string, h *G.Node, opts []nn.Option) *G.Node {
 	l := t.latent
+	heads := t.heads
+	if b.ranks != nil {
+		from, to := b.ranks.World().Part(heads)
+		heads = to - from
+	}
 	m := &nn.MLA{
-		Heads: t.heads, Eps: latentEps, Down: b.Weight(prefix + latentDown + ".weight"), Norm: b.Weight(prefix + latentNorm + ".weight"),
+		Heads: heads, Eps: latentEps, Down: b.Weight(prefix + latentDown + ".weight"), Norm: b.Weight(prefix + latentNorm + ".weight"),
 		Key: b.Weight(prefix + latentKey), Value: b.Weight(prefix + latentValue),
 	}
 	if l.rank > 0 {

@@ -284,8 +284,12 @@ func TestLatentBytes(t *testing.T) {
 }
 
 // TestGPULatent: steps of models with latent vectors of 512 and 64 elements are those of the CPU.
-func TestGPULatent(t *testing.T) {
-	gpu := devicetest.Open(t)
+func TestGPULatent(t *testing.T) { testGPULatent(t, devicetest.Open(t)) }
+
+// TestGPUsLatent: the same on two GPUs, each of which has all latent vectors and some of the heads.
+func TestGPUsLatent(t *testing.T) { testGPULatent(t, devicetest.OpenSome(t, 2)) }
+
+func testGPULatent(t *testing.T, gpu *device.GPU) {
 	for i, m := range latentModels(t) {
 		if i > 0 && testing.Short() {
 			break
@@ -305,15 +309,21 @@ func TestGPULatent(t *testing.T) {
 // TestGPULatentRefused: a latent vector of a size without kernels.
 func TestGPULatentRefused(t *testing.T) {
 	n := latentModels(t)[0].changed(t, map[string]any{"kv_lora_rank": 20}).network(t)
-	testLatentRefused(t, devicetest.Open(t), n, la.ErrUnsupported, "latent attention of 20 and 8 elements on a GPU: use the CPU")
+	testLatentRefused(t, devicetest.Open(t), n, la.ErrUnsupported, "latent attention of 20 and 8 elements on a GPU: use the CPU", Options{})
 }
 
+// TestGPUsLatentRefused: a rotary embedding by context, and fewer heads than GPUs.
 func TestGPUsLatentRefused(t *testing.T) {
-	testLatentRefused(t, devicetest.OpenSome(t, 2), latentModels(t)[0].network(t), ErrUnsupported, "latent attention, which several GPUs do not share: use one GPU")
+	m := latentModels(t)[0]
+	one := m.changed(t, map[string]any{"num_attention_heads": 1, "num_key_value_heads": 1})
+	gpu := devicetest.OpenSome(t, 2)
+	testLatentRefused(t, gpu, m.network(t), la.ErrUnsupported, "a rotary embedding of 8 elements", Options{Shard: la.ShardContext})
+	testLatentRefused(t, gpu, one.network(t), la.ErrUnsupported, "1 query head on", Options{})
 }
 
-func testLatentRefused(t *testing.T, gpu *device.GPU, n Network, kind error, text string) {
-	_, err := NewEngine(n, fanWeights{}, Options{Device: gpu, Context: 100, Cache: la.Float16})
+func testLatentRefused(t *testing.T, gpu *device.GPU, n Network, kind error, text string, o Options) {
+	o.Device, o.Context, o.Cache = gpu, 100, la.Float16
+	_, err := NewEngine(n, fanWeights{}, o)
 	if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
 		t.Error(err)
 	}

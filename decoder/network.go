@@ -39,7 +39,7 @@ type Sizes struct {
 	HeadDim int // elements of a key, and of a value
 
 	// Latent, if not 0, says that values are the first Latent elements of their keys, as in multi-head latent attention (nn.MLA).
-	// Builder.Attend then takes no v. Devices: CPUs, and one GPU for multiples of 8, up to 512 elements of 576.
+	// Builder.Attend then takes no v. Devices: CPUs, and GPUs for multiples of 8, up to 512 elements of 576.
 	Latent int
 
 	// Windows has the number of keys that each layer sees; 0: all keys. nil: all layers see all keys.

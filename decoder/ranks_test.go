@@ -81,6 +81,8 @@ func ranksTexts(t *testing.T) string {
 			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 128}), gpu, comm)
 		case "opt":
 			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 128}), gpu, comm)
+		case "deepseek_v2_lite":
+			text = ranksText(t, m.changed(t, map[string]any{"v_head_dim": 16, "intermediate_size": 128}), gpu, comm)
 		case "olmo2":
 			text = ranksRefuse(t, &m, gpu, comm)
 		}

@@ -172,7 +172,11 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 				}
 				weights[w.Name] = t
 				if p.gpu != nil {
-					up, err := p.put(t, w.Split, sums)
+					split := w.Split
+					if w.up != nil && !sums { // one GPU computes all layers by heads
+						split = Split{}
+					}
+					up, err := p.put(t, split, sums)
 					if err != nil {
 						return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 					}

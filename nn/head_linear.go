@@ -28,7 +28,8 @@ import (
 //
 //   - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
 //   - Options: [WithMixedPrecision], [WithBatchInvariance].
-//   - Types and accuracy: those of [Linear]. On GPUs: whole weights. A head is a launch, and several rows take two launches more.
+//   - Types and accuracy: those of [Linear]. On GPUs: whole weights, or weights sharded on axis 0 if heads divide evenly; then y is sharded on
+//     axis 1, and x may be. A head is a launch, and several rows take two launches more.
 //   - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //     second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
@@ -335,18 +336,60 @@ func (g *headsOnGPU) scratch() (x, y int) {
 	return x, y
 }
 
+// all returns the elements of all scratch memory.
+func (g *headsOnGPU) all() int {
+	x, y := g.scratch()
+	return g.layer + x + y
+}
+
 // layerOnGPU returns the layer of a head, without memory.
 func (r headLinear) layerOnGPU(g *headsOnGPU) *layers.Linear {
 	stored, _ := operand.StorageType(operand.WeightType(r.w))
 	return &layers.Linear{Rows: g.rows, In: g.in, RoundX: r.mixed, Parts: []layers.LinearPart{{Out: g.out, W: gpu.Memory{DType: stored}}}}
 }
 
-func (r headLinear) place(c *ongpu.Call, shapes []tensor.Shape, _ tensor.Shape) {
+func (r headLinear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
 	c.Scratch = func(d *layers.Engine) (int, error) {
 		g, err := r.onGPU(d, shapes)
-		x, y := g.scratch()
-		return g.layer + x + y, err
+		return g.all(), err
 	}
+	c.PerGPU = func(in []ongpu.Layout) (*ongpu.PerGPU, error) { return r.byHeads(in, shapes, shape), nil }
+}
+
+// byHeads returns the work of layers whose weights are sharded by heads; nil for another layout. An x that is not sharded by heads is
+// replicated and read in place.
+func (r headLinear) byHeads(in []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape) *ongpu.PerGPU {
+	x, w := in[0], in[1]
+	heads, even := w.Evenly(r.heads)
+	if !even || !w.Sharded || w.Axis != 0 || r.keys {
+		return nil
+	}
+	whole := !x.Sharded || x.Axis != 1
+	of := r
+	of.heads = heads
+	mine := []tensor.Shape{{shapes[0][0], shapes[0][1] / w.Members}, {shapes[1][0] / w.Members, shapes[1][1]}}
+	a := &ongpu.PerGPU{Layout: ongpu.Layout{Sharded: true, Axis: 1}, Shape: tensor.Shape{out[0], out[1] / w.Members}, Replicate: []bool{whole, false}}
+	on := func(d *layers.Engine) (g headsOnGPU, err error) {
+		if g, err = of.onGPU(d, mine); whole {
+			g.xRow = shapes[0][1]
+		}
+		return g, err
+	}
+	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
+		g, err := on(d)
+		return g.all(), err
+	}
+	a.Queue = func(member int, work *ongpu.Work) error {
+		g, err := on(work.Engine)
+		if err != nil {
+			return err
+		}
+		if whole {
+			work.In[0].Memory = ongpu.From(work.In[0].Memory, member*mine[0][1])
+		}
+		return of.queue(work, &g)
+	}
+	return a
 }
 
 func (r headLinear) launch(w *ongpu.Work, shapes []tensor.Shape, _ tensor.Shape) error {
@@ -357,6 +400,11 @@ func (r headLinear) launch(w *ongpu.Work, shapes []tensor.Shape, _ tensor.Shape)
 	if err != nil {
 		return err
 	}
+	return r.queue(w, &g)
+}
+
+// queue queues the layers.
+func (r headLinear) queue(w *ongpu.Work, g *headsOnGPU) error {
 	xs, ys := g.scratch()
 	x, y, layer, weights := w.In[0].Memory, w.Out, part(w.Scratch, xs+ys, g.layer), w.In[1].Memory
 	if g.packX {
@@ -370,7 +418,7 @@ func (r headLinear) launch(w *ongpu.Work, shapes []tensor.Shape, _ tensor.Shape)
 		y = part(w.Scratch, xs, ys)
 	}
 	for h := range r.heads {
-		o := r.layerOnGPU(&g)
+		o := r.layerOnGPU(g)
 		o.X, o.Scratch, o.Early = part(x, h*g.xEach, g.rows*g.in), layer, w.In[1].Fixed
 		o.Parts[0].W, o.Parts[0].Y = part(weights, h*g.out*g.in, g.out*g.in), part(y, h*g.yEach, g.rows*g.out)
 		// Not w.Linear: a part of x is no output of a megakernel's layer.

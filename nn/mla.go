@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/dense"
@@ -218,9 +219,9 @@ func (m *MLA) project(name string, x *G.Node, opts []Option) (s mlaSizes, q, c, 
 	return s, q, c, r, own, err
 }
 
-// both returns two layers of one x, in one node if they are alike.
+// both returns two layers of one x, in one node if they are alike. Several GPUs may have all of one and parts of the other.
 func both(x, v, w, a, b *G.Node, opts []Option) (y, z *G.Node, err error) {
-	if (a == nil) == (b == nil) && v.Dtype() == w.Dtype() {
+	if (a == nil) == (b == nil) && v.Dtype() == w.Dtype() && ongpu.Alike(v.Value(), w.Value()) {
 		var bs []*G.Node
 		if a != nil {
 			bs = []*G.Node{a, b}

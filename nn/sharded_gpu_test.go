@@ -256,6 +256,11 @@ func testPerGPU(t *testing.T, members int) {
 		square := weight(byColumns, d, d)
 		q, k, o := weightAt(both, d, d), weightAt(both, inner, d), weight(byColumns, d, inner)
 		head := weight(byRows, 8*members+rng.IntN(3), d)
+		perHead := members
+		if d%(16*members) == 0 {
+			perHead *= 2
+		}
+		byHead, after := weight(byRows, perHead*8, d/perHead), weight(byColumns, d, perHead*8)
 		biases, elementwise, heads, small := rng.IntN(2) == 0, rng.IntN(3) == 0, rng.IntN(2) == 0 || testing.Short(), vector(8)
 		var nodes [][2]*G.Node
 		for j := range p.g {
@@ -282,6 +287,9 @@ func testPerGPU(t *testing.T, members int) {
 				h = keep(nn.Activate(h, nn.SiLU))
 			}
 			x = keep(nn.Linear(h, o[j], nil, nn.WithResidual(x)))
+			y := []*G.Node{x, qk[0]}[(i/2+members)%2] // of all, and of each GPU's own
+			y = keep(nn.HeadLinear(y, byHead[j], perHead))
+			x = keep(nn.Linear(y, after[j], nil, nn.WithResidual(x)))
 			x = keep(nn.Linear(x, square[j], b2[j], nn.WithResidual(qk[0]))) // of columns of what all have
 			bs := []*G.Node{b0[j], b1[j]}
 			if !biases {

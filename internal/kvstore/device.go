@@ -49,20 +49,42 @@ func (c *Config) divide(op string) (all []share, shards int, err error) {
 		return nil, 1, err
 	}
 	shards = n / groups
+	copies := c.copies()
 	if shards > 1 && c.Pages < shards {
 		return nil, 0, errs.Errorf(op, errs.ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, shards)
 	}
 	for i := range n {
-		all = append(all, share{ongpu.HeadsOf(c.KVHeads, groups, i/shards), attn.ContextShard{Index: i % shards, Of: shards}})
+		heads := ongpu.HeadsOf(c.KVHeads, groups, i/shards)
+		if copies > 1 {
+			heads = ongpu.Heads{First: i / copies, N: 1, Copy: i % copies, Copies: copies}
+		}
+		all = append(all, share{heads, attn.ContextShard{Index: i % shards, Of: shards}})
 	}
 	return all, shards, nil
 }
+
+// copies returns how many members have the keys of one head, by heads: each has a share of the query heads. Only keys that have the values
+// are copied: each member reads all of them whatever heads it has.
+func (c *Config) copies() int {
+	if c.Device == nil || !c.Format.InKeys() || c.Shard == shardContext || c.Shard == shardAuto && c.Window == 0 {
+		return 1
+	}
+	if n := len(c.Device.Members); n%c.KVHeads == 0 {
+		return n / c.KVHeads
+	}
+	return 1
+}
+
+// LeastHeads returns the fewest query heads that a layer can have.
+func (c *Config) LeastHeads() int { return c.KVHeads * c.copies() }
 
 // headGroups returns the number of groups of n GPUs that share the KV heads.
 func (c *Config) headGroups(op string, n int) (int, error) {
 	switch {
 	case n < 2:
 		return 1, nil
+	case c.copies() > 1:
+		return n, nil
 	case c.Shard == shardContext && c.Window > 0:
 		return 0, errs.Errorf(op, errs.ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
 	case c.Shard == shardContext:
@@ -183,6 +205,9 @@ func (d *DevicePages) Supports(op string, g *attn.Problem) error {
 	}
 	for i, p := range d.Parts {
 		part := p.problem(g)
+		if part.Heads < 1 {
+			return errs.Errorf(op, errs.ErrUnsupported, "%d query heads on %v: each of the %d GPUs must have one", g.Heads, d.GPU, len(d.Parts))
+		}
 		if err := d.GPU.Members[i].Supports(op, &part); err != nil {
 			return err
 		}
@@ -370,7 +395,7 @@ func (d *DevicePages) transferNow(t *Transfer, in bool) error {
 		copy(p.Bytes, t.Memory)
 	}
 	err = q.Submit(func(sub *queue.Submission) error {
-		err := d.eachSpan(t, func(b *cuda.Buffer, at, from, n int) error {
+		err := d.eachSpan(t, in, func(b *cuda.Buffer, at, from, n int) error {
 			if in {
 				return sub.Upload(b, int64(at), p, from, n)
 			}
@@ -391,8 +416,8 @@ func (d *DevicePages) transferNow(t *Transfer, in bool) error {
 }
 
 // eachSpan visits the spans of a transfer: n bytes at offset at of a member's memory, and their offset from in the caller's memory. One span
-// of the transfer may be in the memory of several members.
-func (d *DevicePages) eachSpan(t *Transfer, visit func(b *cuda.Buffer, at, from, n int) error) error {
+// of the transfer may be in the memory of several members. If in is set, eachSpan visits all copies of a span, and otherwise one.
+func (d *DevicePages) eachSpan(t *Transfer, in bool, visit func(b *cuda.Buffer, at, from, n int) error) error {
 	of := func(p *devicePart) *cuda.Buffer { return *p.Layers[t.Layer].At(t.Slab) }
 	from := 0
 	if len(d.Parts) == 1 {
@@ -407,12 +432,17 @@ func (d *DevicePages) eachSpan(t *Transfer, visit func(b *cuda.Buffer, at, from,
 	slab := t.Slab.PageBytes(1, d.config.PageSize) // bytes of a head in a page
 	for _, s := range t.Spans {
 		for end := s.At + s.N; s.At < end; {
-			page, head, in := s.At/slab/d.config.KVHeads, s.At/slab%d.config.KVHeads, s.At%slab
+			page, head, rest := s.At/slab/d.config.KVHeads, s.At/slab%d.config.KVHeads, s.At%slab
 			p := d.partOf(int32(page), head)
 			there := min(end, (page*d.config.KVHeads+p.heads.First+p.heads.N)*slab) - s.At // to the end of the member's last head
 			own := int(p.shard.Own(int32(page)))
-			if err := visit(of(p), (own*p.heads.N+head-p.heads.First)*slab+in, from, there); err != nil {
-				return err
+			for _, part := range d.Parts {
+				if part != p && !(in && part.heads.Copies > 1 && part.heads.First == p.heads.First) {
+					continue
+				}
+				if err := visit(of(part), (own*p.heads.N+head-p.heads.First)*slab+rest, from, there); err != nil {
+					return err
+				}
 			}
 			s.At, from = s.At+there, from+there
 		}

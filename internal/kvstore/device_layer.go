@@ -156,12 +156,16 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 
 // isPerMember reports whether each member has the queries, keys and values of its heads.
 func (p *DevicePlan) isPerMember(c *Call, qkv *ongpu.QKV) bool {
-	g := p.pages.GPU
-	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.Out != nil {
+	g, copies := p.pages.GPU, p.pages.Parts[0].heads.Copies > 1
+	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.Heads%n != 0 || !copies && p.geometry.KVHeads%n != 0 || c.Out != nil {
 		return false
 	}
-	for _, d := range qkv {
-		if d.Shards == nil || d.Joined || d.Axis != 1 {
+	for i, d := range qkv {
+		if copies && i > 0 {
+			if d.Replicas == nil {
+				return false
+			}
+		} else if d.Shards == nil || d.Joined || d.Axis != 1 {
 			return false
 		}
 	}
@@ -223,8 +227,9 @@ func (p *DevicePlan) attendPerMember(c *Call, qkv *ongpu.QKV) (out, lse G.Value,
 	outShape, lseShape := c.Rows.outShape(p.geometry.ValueDim), c.Rows.LSEShape()
 	works := make([]memberLayer, n)
 	ready := func(i int, sub *queue.Submission) (err error) {
-		mine := ongpu.QKV{qkv[0].Shards[i], qkv[1].Shards[i], qkv[2].Shards[i]}
-		works[i], err = p.readyMember(sub, c, i, mine, p.pages.Parts[i].heads.First*p.geometry.Group(), share(outShape), share(lseShape))
+		mine := ongpu.QKV{qkv[0].On(i), qkv[1].On(i), qkv[2].On(i)}
+		first, _ := p.pages.Parts[i].heads.Queries(&p.geometry)
+		works[i], err = p.readyMember(sub, c, i, mine, first, share(outShape), share(lseShape))
 		return err
 	}
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {

@@ -26,7 +26,8 @@ func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu
 		mine.Pages = p.layerPages(i, layer)
 		rows := newRows{k: ongpu.From(n.k, heads.First*g.Dim), v: ongpu.From(n.v, heads.First*g.ValueDim)}
 		if p.turns() {
-			rows.rotated = ongpu.From(n.rotated, heads.First*g.Group()*g.Query.Head)
+			first, _ := heads.Queries(g)
+			rows.rotated = ongpu.From(n.rotated, first*g.Query.Head)
 		}
 		return sub.Do(func(s *cuda.Stream) error {
 			if err := rows.appendTo(part.plan, s, &mine, g.KVHeads); err != nil {

@@ -66,7 +66,7 @@ func InUse(sub *queue.Submission) func(*Tensor, error) (*Tensor, Mem, error) {
 
 // Operands returns the parts of queries, outputs, log-sum-exps and sinks that belong to the heads of r.
 func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperands {
-	first := r.First * (all.Heads / all.KVHeads)
+	first, _ := r.Queries(all)
 	mine := AttentionOperands{Q: From(o.Q, first*all.Query.Head), Out: From(o.Out, first*all.Out.Head), Bias: o.Bias}
 	if o.LSE.Buffer != nil {
 		mine.LSE = From(o.LSE, first*all.LSE.Head)
@@ -77,8 +77,19 @@ func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperan
 	return mine
 }
 
-// Heads is N heads from First on.
-type Heads struct{ First, N int }
+// Heads is N KV heads from First on. If Copies is more than 1, as many members have the keys and values of one head, and each has a share of
+// the query heads: that with number Copy.
+type Heads struct{ First, N, Copy, Copies int }
+
+// Queries returns the query heads of r: n heads from first on.
+func (r Heads) Queries(g *attn.Problem) (first, n int) {
+	each := g.Heads / g.KVHeads
+	if r.Copies < 2 {
+		return r.First * each, r.N * each
+	}
+	first, n = Share(each, r.Copies, r.Copy)
+	return r.First*each + first, n
+}
 
 // HeadsOf returns the heads of member i.
 func HeadsOf(heads, members, i int) (r Heads) {
@@ -88,11 +99,11 @@ func HeadsOf(heads, members, i int) (r Heads) {
 
 // Part returns the problem of the heads of r alone. Its queries and outputs are parts of the longer rows.
 func (r Heads) Part(g attn.Problem) attn.Problem {
-	perHead := g.Heads / g.KVHeads
+	first, n := r.Queries(&g)
 	g.Pages = g.Pages.OfHeads(r.N, g.KVHeads)
-	g.Heads, g.KVHeads = r.N*perHead, r.N
+	g.Heads, g.KVHeads = n, r.N
 	if g.Slopes != "" {
-		g.Slopes = g.Slopes.Part(r.First*perHead, g.Heads)
+		g.Slopes = g.Slopes.Part(first, n)
 	}
 	return g
 }

@@ -86,3 +86,14 @@ func Of(v any) (d *Tensor, ok bool) {
 
 // Must returns the tensor on a GPU that v is known to be.
 func Must(v any) *Tensor { return v.(public).Internal() }
+
+// Alike reports whether the same members have the same parts of two values. Values that are not on GPUs, or nil, are alike.
+func Alike(v, w G.Value) bool {
+	of := func(v G.Value) (l Layout) {
+		if d, ok := Of(v); ok && d != nil {
+			l = d.layout()
+		}
+		return l
+	}
+	return of(v) == of(w)
+}
