@@ -165,7 +165,10 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if err != nil {
 		return nil, err
 	}
-	e.scheduler = scheduler{runner: e, swap: saved, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), pace: pace{most: o.Gap}, now: time.Now, stats: &e.stats}
+	e.scheduler = scheduler{runner: e, swap: saved, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), pace: pace{most: o.Gap}, now: time.Now, joined: e.joined, stats: &e.stats}
+	if !o.several() { // each rank would measure other times
+		e.scheduler.together = aheadTime
+	}
 	return e, nil
 }
 
@@ -401,6 +404,13 @@ func (e *Engine) step() (more bool) {
 		return false
 	}
 	return true
+}
+
+// joined reports whether texts join at the next step.
+func (e *Engine) joined() bool {
+	e.queue.Lock()
+	defer e.queue.Unlock()
+	return len(e.queue.joined) > 0
 }
 
 // Stats returns the work done so far, and the state of the engine.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"time"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
@@ -109,8 +110,9 @@ const (
 	gpuChunk       = 2048
 	pageSize       = 64
 	mostRows       = 1 << 20
-	mostChosen     = 1 << 19 // largest vocabulary from which a GPU chooses: see nn.ArgMax
-	mostAhead      = 4       // steps that the host queues together, while it waits for as many: joins and ends wait for both
+	mostChosen     = 1 << 19              // largest vocabulary from which a GPU chooses: see nn.ArgMax
+	mostAhead      = 4                    // steps that the host queues together, while it waits for as many: joins and ends wait for both
+	aheadTime      = 2 * time.Millisecond // of steps that are queued together
 )
 
 // fill checks the options, and fills their defaults in.

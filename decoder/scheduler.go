@@ -31,7 +31,10 @@ type scheduler struct {
 	queued   *queued // steps whose tokens the host does not have yet; nil: none
 	pace     pace
 	now      func() time.Time
-	taken    time.Time // when the host had the tokens of the last queued steps
+	taken    time.Time     // when the host had the tokens of the last queued steps
+	together time.Duration // of steps that are queued together, unless one step alone takes longer; 0: no bound
+	each     time.Duration // of the last queued steps; 0: none yet
+	joined   func() bool   // texts want to join
 	stats    *Stats
 	choices  []choice // of a step
 }
@@ -129,7 +132,7 @@ func (s *scheduler) try() error {
 	if guesses > 0 {
 		return s.verify()
 	}
-	if steps := s.stepsAhead(todo); steps > 1 {
+	if steps := s.stepsAhead(todo); steps > 0 {
 		_, tokens, _ := operands(todo)
 		s.queued, err = s.queue(todo, tokens, steps)
 		return err
@@ -462,9 +465,12 @@ func (s *scheduler) draws(todo []work) (all []draw) {
 
 // stepsAhead returns the number of steps that can be queued before the host has the tokens of earlier ones. It is 0 unless all
 // texts are live, and the GPU chooses the tokens of all texts. A text begins with single steps, so that its first tokens come
-// soon.
+// soon. Long steps stay single: their time hides the host's work, and a text that joins waits for all queued steps.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
+	if s.together > 0 && s.each > 0 {
+		steps = min(steps, max(1, int(s.together/s.each)))
+	}
 	if len(todo) < len(s.live) || len(s.waiting) > 0 {
 		return 0
 	}
@@ -536,7 +542,8 @@ func (s *scheduler) collect() (err error) {
 		began = s.taken
 	}
 	s.taken = s.now()
-	s.pace.took(len(q.todo), 0, s.taken.Sub(began)/time.Duration(q.steps))
+	s.each = s.taken.Sub(began) / time.Duration(q.steps)
+	s.pace.took(len(q.todo), 0, s.each)
 	s.count(q.steps, q.steps*len(q.todo), q.todo)
 	own := make([]int, q.steps)
 	for i, w := range q.todo {
@@ -550,8 +557,11 @@ func (s *scheduler) collect() (err error) {
 	return nil
 }
 
-// goOn reports whether all texts of queued steps are live, and none was cancelled.
+// goOn reports whether all texts of queued steps are live, none was cancelled, and no other text wants to join.
 func (s *scheduler) goOn(q *queued) bool {
+	if s.joined() {
+		return false
+	}
 	for _, w := range q.todo {
 		if w.text.ended || w.text.ctx.Err() != nil {
 			return false
