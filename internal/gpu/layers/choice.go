@@ -1,9 +1,10 @@
 package layers
 
-// linearLaunch is the launch of a Linear: a skinny GEMM, a GEMM, or, without either, GEMVs.
+// linearLaunch is the launch of a Linear: a skinny GEMM, a GEMM, a product of hopper.go, or, without any, GEMVs.
 type linearLaunch struct {
-	skinny *skinnyLaunch
-	gemm   *gemmLaunch
+	skinny  *skinnyLaunch
+	gemm    *gemmLaunch
+	product bool
 }
 
 // choose chooses the launch of a Linear. With 16-bit weights, on compute capability 9.0:
@@ -16,11 +17,15 @@ type linearLaunch struct {
 //	            and of more than 32 rows
 //	            where that costs less
 //	129 to ...  tiled GEMM or persistent GEMM,  2, 1
-//	            whichever costs less
+//	            whichever costs less; with
+//	            RoundX a product of hopper.go
 //
 // Newer GPUs have GEMVs of up to 8 rows, and tiled GEMMs, with as many parts. Other GPUs have GEMVs. RoundX changes
 // which kernels exist and what they cost, and never forbids a launch.
 func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
+	if l.product, err = d.multiplies(o); err != nil || l.product {
+		return l, err
+	}
 	skinny, ok, err := d.configureSkinny(o)
 	if err != nil {
 		return l, err
@@ -52,6 +57,8 @@ func (l *linearLaunch) parts() int {
 		return skinnyKinds[l.skinny.kind].parts
 	case l.gemm != nil:
 		return l.gemm.parts
+	case l.product:
+		return 1
 	}
 	return 2
 }

@@ -3,6 +3,7 @@
 package layers
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -106,6 +107,20 @@ func TestEmulatedTraining(t *testing.T) {
 	testSlopes(t, m, d, 10)
 	testNormGradient(t, m, d, 8)
 	testTrainingRefuses(t, m, d)
+}
+
+// Clusters have several tiles each, share others, and rings go round.
+func TestEmulatedProducts(t *testing.T) {
+	for _, sms := range []int{2, 6} {
+		t.Run(fmt.Sprint(sms), func(t *testing.T) {
+			m, d := emulatedDecoder(t, sms)
+			if d.info.Capability != groupCapability {
+				t.Skip("there are no kernels for products of operands as they are")
+			}
+			testProduct(t, m, d, reftest.Cases(t, 8, 100), 500)
+			testLayers(t, m, d, layersOf{product: map[hopperLayout]int{}}, 3, 1000, 400, manyRows...)
+		})
+	}
 }
 
 func TestEmulatedLoss(t *testing.T) {

@@ -4,6 +4,7 @@ package layers
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ func TestGatedLaunches(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, lib, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
+			d.leastHopper = math.MaxInt
 			gatedArguments(lib.State())
 			rng := rand.New(rand.NewPCG(8, uint64(f.Capability)))
 			if d.gated != nil {

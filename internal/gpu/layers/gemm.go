@@ -150,6 +150,12 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !o.Narrow() && !hasKernels(o.format()) {
 		return 0, nil
 	}
+	if product, err := d.multiplies(o); err != nil {
+		return 0, err
+	} else if product {
+		_, _, n, err := d.asProduct(o)
+		return n, err
+	}
 	if o.rounds() {
 		in, n := o.rounded()
 		more, err := d.Scratch(in)
@@ -317,7 +323,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 	if o.Early {
 		p.early = 1
 	}
-	if err := d.queueOperands(s, o, l); err != nil {
+	if err := d.queueOperands(s, o, o.Parts[0].W.DType, l); err != nil {
 		return err
 	}
 	d.args.Reset()
@@ -328,9 +334,9 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split*l.beside, l.threads, l.shared, true), &d.args)
 }
 
-// queueOperands queues the launch that makes operands of x. The launch refuses closed buffers of both launches before
+// queueOperands queues the launch that makes operands of x, of a type of 16 bits. The launch refuses closed buffers of both launches before
 // anything is written.
-func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
+func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, t attn.DType, l *gemmLaunch) error {
 	p := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: l.factors(o), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
 	d.args.Reset()
 	if o.Norm != nil {
@@ -341,9 +347,9 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X, o.Scratch, o.Residual)
 	d.holdParts(o)
-	kernel := d.gemm[o.format()].operands[0]
+	kernel := d.gemm[weight.Dense(t)].operands[0]
 	if o.Rows <= mostSkinny {
-		kernel = d.gemm[o.format()].operands[1]
+		kernel = d.gemm[weight.Dense(t)].operands[1]
 	}
 	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }

@@ -112,7 +112,7 @@ func BenchmarkGPUGEMM(b *testing.B) {
 					operands := each(func(o *Linear) error {
 						l, err := d.configureGEMM(o)
 						noError(b, err)
-						return d.queueOperands(m.Stream, o, &l)
+						return d.queueOperands(m.Stream, o, o.Parts[0].W.DType, &l)
 					})
 					b.ReportMetric(2*float64(s.rows*s.in)*float64(s.out*s.parts)/whole.Seconds()/1e12, "TFLOPS")
 					b.ReportMetric(whole.Seconds()*1e6, "us")

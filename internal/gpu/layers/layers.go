@@ -38,9 +38,13 @@ type Engine struct {
 
 	persistent []persistentTile // tiles of persistent launches; tests leave some out
 
-	leastPairs int            // the constant, except in tests
-	slower     float64        // 1, except in tests: factor of the tiles' time
-	tiled      []tiledCluster // tiledClusters, except in tests
+	leastPairs  int            // the constant, except in tests
+	leastHopper int            // the constant, except in tests
+	hopperTime  float64        // 1, except in tests: factor of the time of products of hopper.go
+	slower      float64        // 1, except in tests: factor of the tiles' time
+	tiled       []tiledCluster // tiledClusters, except in tests
+
+	hopper map[attn.DType]*hopperKernels // loaded at first use
 
 	loading       sync.Mutex    // held while kernels are loaded at first use: see persistentOf
 	gated         *gatedKernels // nil: not loaded yet
@@ -61,14 +65,14 @@ type Engine struct {
 }
 
 // clusterKey identifies a launch of clusters. kind is -1 for a GEMV; an index of gemmRows, after these one with x
-// rounded, and persistent ones; pairClusters; or -2 and less for one of skinnyKinds, wide or not.
+// rounded, and persistent ones; pairClusters, hopperClusters; or -2 and less for one of skinnyKinds, wide or not.
 type clusterKey struct {
 	format              weight.Format
 	kind, split, shared int
 	gates               bool // a kernel of gated.go
 }
 
-const pairClusters = math.MinInt
+const pairClusters, hopperClusters = math.MinInt, math.MinInt + 1
 
 // mostSplit is the largest number of thread blocks of a cluster.
 const mostSplit = 8
@@ -84,7 +88,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 
 // New loads the kernels. Errors: [kernels.ErrNoImage] if the GPU has none, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, slower: 1}
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, leastHopper: leastHopper, hopperTime: 1, hopper: map[attn.DType]*hopperKernels{}, slower: 1}
 	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err

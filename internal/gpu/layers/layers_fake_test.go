@@ -186,6 +186,10 @@ func TestModulesAreLoadedLate(t *testing.T) {
 			_, err := d.roundedOf(weight.BFloat16, false)
 			return d.rounded[attn.BFloat16][0] != nil, err
 		},
+		"products": func() (bool, error) {
+			_, err := d.hopperOf(attn.BFloat16)
+			return d.hopper[attn.BFloat16] != nil, err
+		},
 		"rounded gates": func() (bool, error) {
 			_, err := d.roundedOf(weight.BFloat16, true)
 			return d.rounded[attn.BFloat16][1] != nil, err
@@ -217,7 +221,7 @@ func TestMatrixLaunches(t *testing.T) {
 	const matrixWidth = gemmTile + 4 // floats between rows of a tile's sums
 	rng := rand.New(rand.NewPCG(3, 4))
 	persistent, clusters := 0, 0
-	d.leftOut = []int{32, 64}
+	d.leftOut, d.leastHopper = []int{32, 64}, math.MaxInt
 	for range 200 {
 		rows, in := 17+rng.IntN(400), 8*(1+rng.IntN(300))
 		o, memory := m.someLinear(t, rng, rows, in)

@@ -179,6 +179,7 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 type layersOf struct {
 	gates   bool                  // gated units alone
 	rounded map[roundedLaunch]int // not nil: that may all be rounded, until all launches of such a batch have been seen
+	product map[hopperLayout]int  // not nil: that may all be rounded, until all kernels of hopper.go for them have been seen
 }
 
 // roundedLaunch is a kind of launch that rounds x.
@@ -194,8 +195,11 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 	defer func(splits []int, persistent []persistentTile, tiled []tiledCluster, slower float64) {
 		d.leftOut, d.copied, d.splits, d.persistent, d.tiled, d.slower, d.separateGates = nil, false, splits, persistent, tiled, slower, false
 	}(d.splits, d.persistent, d.tiled, d.slower)
-	for i := range reftest.AtLeast(cases, func() bool { return of.rounded == nil || len(of.rounded) == 8 }) {
-		gates := of.gates || of.rounded != nil && rng.IntN(2) == 0
+	defer func(least int) { d.leastHopper, d.hopperTime = least, 1 }(d.leastHopper)
+	for i := range reftest.AtLeast(cases, func() bool {
+		return (of.rounded == nil || len(of.rounded) == 8) && (of.product == nil || len(of.product) == 2)
+	}) {
+		gates := of.gates || (of.rounded != nil || of.product != nil) && rng.IntN(2) == 0
 		d.splits, d.leftOut = skinnySplits[:], enginetest.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
@@ -204,7 +208,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		if one := rng.IntN(2 * len(persistentTiles)); one < len(persistentTiles) {
 			d.persistent = persistentTiles[one:][:1]
 		}
-		d.separateGates = rng.IntN(6) == 0
+		d.separateGates, d.leastHopper, d.hopperTime = rng.IntN(6) == 0, enginetest.Pick(rng, leastHopper, math.MaxInt), enginetest.Pick(rng, 0, 1.0)
 		w := types[i%3]
 		if of.rounded != nil {
 			w = types[i%2]
@@ -228,7 +232,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 				d.tiled = tiledClusters[one:][:1]
 			}
 		}
-		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || of.product != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		if w == attn.Float32 {
 			o.Products = enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16)
 		}
@@ -266,6 +270,15 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		}
 		for i := range outs {
 			outs[i] = min(enginetest.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
+			if of.product != nil {
+				outs[i] = attn.Ceil(outs[i], 2) * 2
+			}
+		}
+		if of.product != nil {
+			d.leastHopper, d.hopperTime, o.Activation = leastHopper, 0, enginetest.Pick(rng, attn.NoActivation, attn.ReLU)
+			if gates {
+				o.Activation = enginetest.Pick(rng, attn.SiLU, attn.GELUTanh)
+			}
 		}
 		if len(outs) == 2 && o.Activation != attn.NoActivation && (gates || rng.IntN(3) == 0) {
 			o.Gate, outs[1] = true, outs[0]
@@ -323,7 +336,10 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			}
 			of.rounded[roundedLaunch{k.rows, l.below, d.skinnyLent(l.kind, attn.Ceil(attn.Ceil(in, skinnyBlock), l.split)) > 0}]++
 		}
-		cut, lost := cutOff(launch.gemm != nil, in, launch.parts()), lost(w)
+		if launch.product && of.product != nil {
+			of.product[hopperLayout{gate: o.Gate}]++
+		}
+		cut, lost := cutOff(launch.gemm != nil || launch.product, in, launch.parts()), lost(w)
 		if launch.parts() == 1 {
 			if !chosen.RoundX {
 				t.Fatalf("%d rows of %d: x is rounded without being asked", rows, in)

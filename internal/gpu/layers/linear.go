@@ -212,6 +212,11 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
+	if product, err := d.multiplies(o); err != nil {
+		return err
+	} else if product {
+		return d.queueProduct(s, o)
+	}
 	if o.rounds() {
 		return d.queueRounded(s, o)
 	}

@@ -70,10 +70,17 @@ func (d *Engine) piece(o *Loss) int {
 	if o.rounds() {
 		most = mostRoundedLogits
 	}
+	if d.multipliesLoss(o) {
+		most = mostLogitsOfProducts
+	}
 	if d.logits > 0 {
 		most = d.logits
 	}
-	return min(max(most/o.Vocabulary, lossRows), o.Rows)
+	rows := max(most/o.Vocabulary, lossRows)
+	if tile := hopperPair * hopperRows; d.multipliesLoss(o) && rows > tile {
+		rows = rows / tile * tile // of whole tiles
+	}
+	return min(rows, o.Rows)
 }
 
 // LossScratch returns the scratch memory of a Loss, in float32 elements: the transpose of W and logits, or what products of rounded
@@ -84,6 +91,10 @@ func (d *Engine) LossScratch(o *Loss) (int, error) {
 	plain := attn.Ceil(attn.Product(o.Width, o.Vocabulary), 4)*4 + attn.Product(d.piece(&exact), o.Vocabulary)
 	if !o.rounds() {
 		return plain, nil
+	}
+	if d.multipliesLoss(o) {
+		r, err := d.lossProductsOf(o)
+		return max(plain, r.scratch), err
 	}
 	r, err := d.roundedLossOf(o)
 	return max(plain, r.scratch), err

@@ -34,11 +34,11 @@ func (m *machine) putIDs(t testing.TB, ids []int) gpu.Memory {
 // vocabulary, peaked logits and memory that begins anywhere; twice the same bits.
 func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 	rng := reftest.Rand(t)
-	defer func() { d.logits = 0 }()
+	defer func(least int) { d.logits, d.leastHopper = 0, least }(d.leastHopper)
 	rounded := 0
 	for i := range reftest.AtLeast(cases, func() bool { return rounded > 0 }) {
 		o := Loss{Products: enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16), Rows: enginetest.Pick(rng, 1, 5, 32, lossRows), Width: enginetest.Pick(rng, 1, 7, 16, 24), Vocabulary: enginetest.Pick(rng, 1, 3, 33, 256, 300, 1+rng.IntN(most))}
-		d.logits = 0
+		d.logits, d.leastHopper = 0, enginetest.Pick(rng, 1, leastHopper)
 		if i%3 == 0 { // pieces
 			d.logits, o.Rows = 1, enginetest.Pick(rng, lossRows+1, 2*lossRows, 2*lossRows+5)
 		}

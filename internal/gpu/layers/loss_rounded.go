@@ -26,7 +26,7 @@ func (o *Loss) wide() int {
 
 // aligned reports whether the GEMMs can read and write the operands where they are.
 func (o *Loss) aligned() bool {
-	at := o.X.Address()
+	at := o.X.Address() | o.W.Address()
 	if o.DY.Buffer != nil {
 		at |= o.DX.Address() | o.DW.Address()
 	}
@@ -66,6 +66,9 @@ func (d *Engine) roundedLossOf(o *Loss) (r roundedLoss, err error) {
 
 // roundedLoss queues a checked Loss that rounds.
 func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
+	if d.multipliesLoss(o) {
+		return d.productsOfLoss(s, o)
+	}
 	r, err := d.roundedLossOf(o)
 	if err != nil {
 		return err
@@ -113,6 +116,114 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 			r.toW.Residual = o.DW
 		}
 		if err := d.Linear(s, &r.toW); err != nil {
+			return err
+		}
+		if err := d.lossBias(s, o, from, rows, r.logits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mostLogitsOfProducts is mostRoundedLogits for the kernels of hopper.go, which need no transposes, but logits in 16 bits.
+const mostLogitsOfProducts = mostLogits / 5 * 4
+
+// multipliesLoss reports whether o has products of hopper.go.
+func (d *Engine) multipliesLoss(o *Loss) bool {
+	return o.rounds() && o.Products == attn.BFloat16 && d.hopperFor(o.Products, o.Rows, hopperLayout{})
+}
+
+// lossProducts is the memory of the pieces of a Loss that multiplies.
+type lossProducts struct {
+	x, w, logits, grads gpu.Memory // x and w in 16 bits; logits, and their gradient in 16 bits
+	slices              gpu.Memory // as hopperProduct.scratch
+	scratch             int
+}
+
+// products returns the products of `rows` rows of o, from row `from` on: logits, and the gradients of x and w.
+func (r *lossProducts) products(o *Loss, from, rows int) (forward, toX, toW hopperProduct) {
+	wide := o.wide()
+	forward = hopperProduct{m: rows, k: o.Width, wide: o.Width, a: r.x, parts: []LinearPart{{Out: wide, W: r.w, Y: r.logits}}}
+	toX = hopperProduct{m: rows, k: wide, wide: wide, layout: hopperLayout{b: true}, a: r.grads, parts: []LinearPart{{Out: o.Width, W: r.w}}}
+	toW = hopperProduct{m: o.Vocabulary, k: rows, wide: wide, layout: hopperLayout{a: true, b: true}, a: r.grads, parts: []LinearPart{{Out: o.Width, W: r.x, Y: o.DW}}}
+	toX.parts[0].Y = elementsFrom(o.DX, from*o.Width, rows*o.Width)
+	if from > 0 {
+		toW.plus = o.DW
+	}
+	return forward, toX, toW
+}
+
+func (d *Engine) lossProductsOf(o *Loss) (r lossProducts, err error) {
+	piece, wide, memory := d.piece(o), o.wide(), scratch{of: o.Scratch}
+	r.w, r.logits = memory.takeOf(attn.Product(wide, o.Width), o.Products), memory.take(attn.Product(piece, wide))
+	r.x, r.grads = memory.takeOf(attn.Product(piece, o.Width), o.Products), memory.takeOf(attn.Product(piece, wide), o.Products)
+	most := 0
+	for _, rows := range []int{piece, o.Rows % piece} {
+		if rows == 0 {
+			continue
+		}
+		forward, toX, toW := r.products(o, 0, rows)
+		for _, p := range []*hopperProduct{&forward, &toX, &toW} {
+			l, err := d.hopperLaunchOf(o.Products, p.layout, p.m, p.k, p.parts)
+			if err != nil {
+				return r, err
+			}
+			most = max(most, l.scratch())
+		}
+	}
+	r.slices = memory.take(most)
+	r.scratch = memory.used
+	return r, nil
+}
+
+// productsOfLoss queues a checked Loss that multiplies.
+func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
+	r, err := d.lossProductsOf(o)
+	if err != nil {
+		return err
+	}
+	// The rows of W behind the vocabulary are zeros, which makes the last logits of a row zeros.
+	if n := attn.Product(o.Vocabulary, o.Width); n < r.w.Len {
+		if err := s.Set(r.w.Buffer, r.w.Offset+2*int64(n), 0, 2*int64(r.w.Len-n)); err != nil {
+			return err
+		}
+	}
+	if err := d.roundTo(s, o.Products, gpu.Memory{}, Convert{N: attn.Product(o.Vocabulary, o.Width), X: o.W, Y: r.w}); err != nil {
+		return err
+	}
+	product := func(p *hopperProduct, round ...Convert) error {
+		l, err := d.hopperLaunchOf(o.Products, p.layout, p.m, p.k, p.parts)
+		if err != nil {
+			return err
+		}
+		p.scratch = r.slices
+		if flags := l.flags(r.slices); len(round) > 0 {
+			err = d.roundTo(s, o.Products, flags, round...)
+		} else if flags.Buffer != nil {
+			err = s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len))
+		}
+		if err != nil {
+			return err
+		}
+		return d.queueHopper(s, p, &l)
+	}
+	piece := d.piece(o)
+	for from := 0; from < o.Rows; from += piece {
+		rows := min(piece, o.Rows-from)
+		forward, toX, toW := r.products(o, from, rows)
+		if err := product(&forward, Convert{N: rows * o.Width, X: elementsFrom(o.X, from*o.Width, rows*o.Width), Y: r.x}); err != nil {
+			return err
+		}
+		if err := d.lossOfRows(s, o, from, rows, r.logits); err != nil {
+			return err
+		}
+		if o.DY.Buffer == nil {
+			continue
+		}
+		if err := product(&toX, Convert{N: rows * o.wide(), X: r.logits, Y: r.grads}); err != nil {
+			return err
+		}
+		if err := product(&toW); err != nil {
 			return err
 		}
 		if err := d.lossBias(s, o, from, rows, r.logits); err != nil {

@@ -118,10 +118,51 @@ func (o *Product) asLinear() (in *Linear, apart int) {
 	return in, apart
 }
 
+// hopperLayout returns how the operands of o lie in memory.
+func (o *Product) hopperLayout() hopperLayout { return hopperLayout{a: o.Transposed, b: true} }
+
+// untransposed reports whether the kernels of hopper.go multiply the operands of o as they are.
+func (d *Engine) untransposed(o *Product) bool {
+	row := o.K
+	if o.Transposed {
+		row = o.M
+	}
+	return o.Products == attn.BFloat16 && d.hopperFor(o.Products, o.M, o.hopperLayout()) && row%8 == 0 && o.N%8 == 0
+}
+
+// aligned reports whether kernels of rounded products can read and write the operands where they are.
+func (d *Engine) aligned(o *Product) bool {
+	at := o.A.Address() | o.C.Address() | o.Plus.AddressOr0()
+	if d.untransposed(o) {
+		at |= o.B.Address()
+	}
+	return at%16 == 0
+}
+
+// asHopper returns o as a product of hopper.go, its launch, and the number of float32 of scratch memory.
+func (d *Engine) asHopper(o *Product) (p *hopperProduct, l hopperLaunch, n int, err error) {
+	r := scratch{of: o.Scratch}
+	p = &hopperProduct{m: o.M, k: o.K, wide: o.K, layout: o.hopperLayout(), plus: o.Plus}
+	if o.Transposed {
+		p.wide = o.M
+	}
+	p.a = r.takeOf(o.M*o.K, o.Products)
+	r.align()
+	p.parts = []LinearPart{{Out: o.N, W: r.takeOf(o.K*o.N, o.Products), Y: o.C}}
+	r.align()
+	l, err = d.hopperLaunchOf(o.Products, p.layout, o.M, o.K, p.parts)
+	p.scratch = r.take(l.scratch())
+	return p, l, r.used, err
+}
+
 // ProductScratch returns how many float32 [Product].Scratch needs. The error is the driver's.
 func (d *Engine) ProductScratch(o *Product) (int, error) {
 	if !o.rounds() {
 		return 0, nil
+	}
+	if d.untransposed(o) {
+		_, _, n, err := d.asHopper(o)
+		return n, err
 	}
 	in, apart := o.asLinear()
 	n, err := d.Scratch(in)
@@ -136,6 +177,16 @@ func (d *Engine) productRounded(s *cuda.Stream, o *Product) error {
 	}
 	if err := o.Scratch.CheckFloats("product", "the scratch", need); err != nil {
 		return err
+	}
+	if d.untransposed(o) {
+		p, l, _, err := d.asHopper(o)
+		if err != nil {
+			return err
+		}
+		if err := d.roundTo(s, o.Products, l.flags(p.scratch), Convert{N: o.M * o.K, X: o.A, Y: p.a}, Convert{N: o.K * o.N, X: o.B, Y: p.parts[0].W}); err != nil {
+			return err
+		}
+		return d.queueHopper(s, p, &l)
 	}
 	in, _ := o.asLinear()
 	if o.Transposed {

@@ -99,7 +99,7 @@ func (d *Engine) Product(s *cuda.Stream, o *Product) error {
 			return err
 		}
 	}
-	if aligned := (o.A.Address()|o.C.Address()|o.Plus.AddressOr0())%16 == 0; aligned && o.rounds() {
+	if o.rounds() && d.aligned(o) {
 		return d.productRounded(s, o)
 	}
 	p := productParams{a: o.A.Address(), b: o.B.Address(), plus: o.Plus.AddressOr0(), c: o.C.Address(), m: int32(o.M), n: int32(o.N), k: int32(o.K)}

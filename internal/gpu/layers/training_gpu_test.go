@@ -20,14 +20,27 @@ func TestGPUTraining(t *testing.T) {
 	testTrainingRefuses(t, m, d)
 }
 
+func TestGPUProducts(t *testing.T) {
+	m, d := realDecoder(t)
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels for products of operands as they are")
+	}
+	testProduct(t, m, d, enginetest.OrShort(60, 6), enginetest.OrShort(1500, 500))
+	testLayers(t, m, d, layersOf{product: map[hopperLayout]int{}}, enginetest.OrShort(30, 3), enginetest.OrShort(4104, 1000), enginetest.OrShort(1300, 400), manyRows...)
+}
+
 // testProduct: sizes that end anywhere in a tile, matrices that begin anywhere, sums over themselves, outliers, and twice the same bits.
 func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 	rng := reftest.Rand(t)
+	defer func(least int) { d.leastHopper = least }(d.leastHopper)
 	size := func() int { return enginetest.Pick(rng, 1, 4, 15, 16, 17, 64, 128, 129, 1+rng.IntN(most)) }
-	for i := range cases {
-		o := Product{M: size(), N: size(), K: size(), Transposed: i%2 == 0, Products: enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16)}
-		if i%3 > 0 { // rows of a multiple of 16 bytes
-			o.M, o.N, o.K = attn.Ceil(o.M, 4)*4, attn.Ceil(o.N, 4)*4, attn.Ceil(o.K, 4)*4
+	seen := [2]bool{d.info.Capability != groupCapability, d.info.Capability != groupCapability} // the layouts of hopper.go
+	for i := range reftest.AtLeast(cases, func() bool { return seen[0] && seen[1] }) {
+		d.leastHopper = enginetest.Pick(rng, roundedRows, leastHopper)
+		o := Product{M: size(), N: size(), K: size(), Transposed: i%2 == 0, Products: enginetest.Pick(rng, attn.Float32, attn.Float32, attn.Float16, attn.BFloat16, attn.BFloat16)}
+		if i%3 > 0 { // rows of a multiple of 16 bytes, of float32 or of 16 bits
+			each := 4 * (i % 3)
+			o.M, o.N, o.K = attn.Ceil(o.M, each)*each, attn.Ceil(o.N, each)*each, attn.Ceil(o.K, each)*each
 		}
 		before := enginetest.Pick(rng, 0, 0, 3)
 		a := m.random(t, rng, attn.Float32, before+o.M*o.K, math.Ldexp(1, rng.IntN(40)-20))
@@ -48,6 +61,9 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 		}
 		if scratch > 0 {
 			o.Scratch = m.empty(t, scratch)
+		}
+		if o.rounds() && d.untransposed(&o) && d.aligned(&o) {
+			seen[i%2] = true
 		}
 		noError(t, d.Product(m.Stream, &o))
 		m.Settle(t)

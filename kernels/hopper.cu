@@ -1,0 +1,24 @@
+// Entry points of products of many rows for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is row-major and a is
+// the transpose, and with _gated a gated unit; and hopper_round_<element>, which makes operands of them.
+//
+// Needed by: prompts and training: products of hundreds of rows in mixed precision.
+#include "gemm_hopper.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER(name, ...) \
+  extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1) name(const __grid_constant__ HopperParams p) { HopperGemm<__VA_ARGS__>::run(p); }
+#define HOPPER_ROUND(name, S) \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ HopperRoundParams p) { hopperRound<S>(p); }
+#else // other units have these products
+#define HOPPER(name, ...) extern "C" __global__ void name(const __grid_constant__ HopperParams p) {}
+#define HOPPER_ROUND(name, S) extern "C" __global__ void name(const __grid_constant__ HopperRoundParams p) {}
+#endif
+
+HOPPER(hopper_bf16_rr, AsBF16, false, false)
+HOPPER(hopper_bf16_ra, AsBF16, false, true)
+HOPPER(hopper_bf16_aa, AsBF16, true, true)
+HOPPER(hopper_f16_rr, AsF16, false, false)
+HOPPER(hopper_bf16_gated, AsBF16, false, false, true)
+HOPPER(hopper_f16_gated, AsF16, false, false, true)
+HOPPER_ROUND(hopper_round_bf16, BFloat16)
+HOPPER_ROUND(hopper_round_f16, Float16)
