@@ -192,7 +192,7 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 		s.ranks, err = ranksOf(text)
 		return err
 	})
-	flags.BoolVar(&s.mla, "mla", false, "only latent attention, on processes of this machine's cores: the context over the processes of -ranks (default: 2), and TPLA, against one process")
+	flags.BoolVar(&s.mla, "mla", false, "only latent attention: the context over the processes of -ranks (default: 2), on this machine's cores, and TPLA, against one process; or both over -gpus, against one GPU")
 	flags.StringVar(&s.python, "python", "", "`path` of a python that has PyTorch for CUDA: its FLASH_ATTENTION is measured on each GPU's share of the heads or the context, alone (default: none)")
 	flags.Func("match", "only shapes whose line matches the `regexp`", func(text string) (err error) {
 		s.match, err = regexp.Compile(text)

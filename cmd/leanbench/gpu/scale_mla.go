@@ -69,8 +69,13 @@ var startMLARank = func(w ranks.World, threads int, flags []string, stderr io.Wr
 // measureMLA measures latent attention on several processes of this machine against one of them: the context over the processes, and TPLA.
 // This process is rank 0. A process that was started as another rank computes alone.
 func (s *scaling) measureMLA(sizes []Ranks, shapes []mlaShape) (err error) {
-	if s.python != "" || s.counts != nil || slices.ContainsFunc(sizes, func(r Ranks) bool { return r.GPUs > 1 }) {
-		return errors.New("-mla computes on CPUs: leave out -gpus, -python and GPUs of -ranks")
+	switch {
+	case s.python != "" || slices.ContainsFunc(sizes, func(r Ranks) bool { return r.GPUs > 1 }):
+		return errors.New("-mla has neither PyTorch nor processes with GPUs: leave out -python and GPUs of -ranks")
+	case s.counts != nil && sizes != nil:
+		return errors.New("-mla computes on GPUs of one process or on CPUs of several: leave out -gpus or -ranks")
+	case s.counts != nil:
+		return s.measureMLAGPUs(mlaLayers(s.quick))
 	}
 	shapes = slices.DeleteFunc(slices.Clone(shapes), func(c mlaShape) bool { return !s.asked(c.String()) })
 	if world, err := ranks.Environment(); err != nil {

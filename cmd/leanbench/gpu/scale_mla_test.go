@@ -1,14 +1,19 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/ranks"
 )
 
@@ -60,7 +65,7 @@ func TestMLA(t *testing.T) {
 // TestMLARefused: flags of GPUs, and latent vectors that ranks do not divide.
 func TestMLARefused(t *testing.T) {
 	s := &scaling{counts: []int{2}}
-	if err := s.measureMLA(nil, nil); err == nil || !strings.Contains(err.Error(), "leave out -gpus") {
+	if err := s.measureMLA([]Ranks{{2, 1}}, nil); err == nil || !strings.Contains(err.Error(), "leave out -gpus") {
 		t.Error(err)
 	}
 	s = &scaling{}
@@ -89,5 +94,48 @@ func TestMLARefused(t *testing.T) {
 	asked = shapes[1:]
 	if err := of("8 [+] 2").measureMLA(nil, shapes); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMLAGPUs: two emulated GPUs are measured against one in both ways. By context, they compute what one does.
+func TestMLAGPUs(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	c := mlaLayer{mlaShape{2, 70, 4, 32, 8, 8}, 16, 1.75, 1.7}
+	s := &scaling{counts: []int{2}, pace: measure.Pace{Rounds: 1, Steps: 1}, report: &measure.Report{Command: "scale"}, json: filepath.Join(t.TempDir(), "mla.json"), stdout: io.Discard, stderr: io.Discard}
+	if err := s.measureMLAGPUs([]mlaLayer{c}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"context over 2 GPUs", "TPLA over 2 GPUs"} {
+		if f := s.report.Find(c.String(), name, measure.OverOneGPU); f == nil || f.Bar == nil || !(f.Value > 0) {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	var outs [][]float32
+	gpus, err := s.open()
+	defer func() {
+		if err := closeGPUs(gpus); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, gpu := range gpus {
+		r, e := newMLALayerStep(c, gpu, false)
+		if err = errors.Join(err, e); err != nil {
+			t.Fatal(err)
+		}
+		y, err := r.out.Value().(*device.Tensor).Download()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outs = append(outs, y.Float32s())
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	largest := float64(slices.Max(outs[0]))
+	for i, want := range outs[0] {
+		if got := outs[1][i]; !(math.Abs(float64(got-want)) < 0.01*largest) {
+			t.Fatalf("element %d: %v, want %v, of at most %v", i, got, want, largest)
+		}
 	}
 }

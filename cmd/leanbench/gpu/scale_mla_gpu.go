@@ -1,0 +1,267 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+const tableMLAGPUs = "Attention of a decode step to latent vectors in bfloat16, with the values' weights, the output projection and the sum, on several GPUs, recorded"
+
+// mlaLayer is a shape on GPUs, the model's width, and how many times as fast two GPUs should be by context and with TPLA; 0: no bar.
+type mlaLayer struct {
+	mlaShape
+	width         int
+	context, tpla float64
+}
+
+func mlaLayers(quick bool) []mlaLayer {
+	deepSeek := mlaShape{8, 32768, 128, 512, 64, 128}
+	all := []mlaLayer{{deepSeek, 7168, 1.75, 1.7}}
+	if quick {
+		return all
+	}
+	one, few := deepSeek, deepSeek
+	one.batch, one.keys, few.heads = 1, 262144, 16
+	return append(all, mlaLayer{one, 7168, 1.75, 1.7}, mlaLayer{mlaShape: few, width: 2048})
+}
+
+// measureMLAGPUs measures latent attention on several GPUs of this process against one of them, in the ways of measureMLA.
+func (s *scaling) measureMLAGPUs(cases []mlaLayer) (err error) {
+	gpus, err := s.open()
+	defer func() { err = errors.Join(err, closeGPUs(gpus)) }()
+	if err != nil {
+		return err
+	}
+	s.report.WriteHead(s.stdout)
+	for _, c := range cases {
+		if !s.asked(c.String()) {
+			continue
+		}
+		fmt.Fprintln(s.stderr, c)
+		if err := s.mlaLayerCase(c, gpus); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+		if err := s.save(); err != nil {
+			return err
+		}
+	}
+	s.report.WriteTable(s.stdout, tableMLAGPUs)
+	s.report.WriteVerdict(s.stdout)
+	return nil
+}
+
+// mlaLayerCase has one GPU and several take turns, these in both ways.
+func (s *scaling) mlaLayerCase(c mlaLayer, gpus []*device.GPU) (err error) {
+	var contenders []measure.Contender
+	var bars []float64
+	for _, g := range gpus {
+		n := len(g.Members())
+		for way, bar := range []float64{c.context, c.tpla} {
+			name := gpusName(1)
+			switch {
+			case n == 1 && way > 0:
+				continue
+			case n > 1:
+				name = fmt.Sprintf([]string{"context over %d GPUs", "TPLA over %d GPUs"}[way], n)
+			}
+			r, err := newMLALayerStep(c, g, way > 0)
+			defer func() { err = errors.Join(err, r.close()) }()
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			contenders, bars = append(contenders, measure.Contender{Name: name, Run: r.replay}), append(bars, bar*float64(n)/2)
+		}
+	}
+	times, err := measure.Alternate(s.pace, contenders)
+	if err != nil {
+		return err
+	}
+	for i, t := range times {
+		row := s.report.Row(tableMLAGPUs, c.String(), contenders[i].Name)
+		row.Add(measure.LayerMicros, 1e6*t.Median(), nil)
+		if i > 0 {
+			row.Add(measure.OverOneGPU, t.Faster(times[0]), measure.Only(bars[i] > 0, measure.AtLeast(bars[i])))
+		}
+	}
+	return nil
+}
+
+// mlaLayerStep is a recorded layer of a decode step. With TPLA, the parts of latent vectors are KV heads, one on each GPU.
+type mlaLayerStep struct {
+	gpu       *device.GPU
+	cache     *la.Cache
+	step      *la.Step
+	tensors   []*device.Tensor
+	vms       []G.VM
+	out       *G.Node
+	recording *device.Recording
+}
+
+func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, err error) {
+	r = &mlaLayerStep{gpu: gpu}
+	const (
+		page, chunk = 64, 2048
+		replicated  = -1
+	)
+	parts, shard, axis := 1, la.ShardContext, replicated
+	if n := len(gpu.Members()); tpla {
+		if c.latent%n != 0 {
+			return r, fmt.Errorf("%d elements of a latent vector over %d GPUs: want a divisor", c.latent, n)
+		}
+		parts, shard, axis = n, la.ShardHeads, 1
+	}
+	latent := c.latent / parts
+	dim := latent + c.rope
+	r.cache, err = la.NewCache(la.CacheConfig{Layers: 1, KVHeads: parts, HeadDim: dim, ValueDim: latent, ValuesInKeys: true, DType: la.BFloat16, PageSize: page,
+		Pages: c.batch * (c.keys/page + 2*len(gpu.Members())), Device: gpu, Shard: shard})
+	if err != nil {
+		return r, err
+	}
+	there := func(g *G.ExprGraph, name string, as tensor.Dtype, axis, rows, columns int) (*G.Node, error) {
+		upload := gpu.UploadReplicated
+		if axis != replicated {
+			upload = func(x tensor.Tensor) (*device.Tensor, error) { return gpu.UploadSharded(x, axis) }
+		}
+		d, err := upload(periodic(as, rows, columns))
+		if err != nil {
+			return nil, err
+		}
+		r.tensors = append(r.tensors, d)
+		return G.NewTensor(g, as, 2, G.WithShape(rows, columns), G.WithName(name), G.WithValue(d)), nil
+	}
+	// attention returns the attention of rows with some heads for each KV head.
+	attention := func(rows, heads int) (*la.Step, *G.Node, error) {
+		step, err := r.cache.NewStep(rows)
+		if err != nil {
+			return nil, nil, err
+		}
+		g := G.NewGraph()
+		q, err := there(g, "q", tensor.Float32, axis, rows, parts*heads*dim)
+		if err != nil {
+			return nil, nil, err
+		}
+		k, err := there(g, "k", tensor.Float32, axis, rows, parts*dim)
+		if err != nil {
+			return nil, nil, err
+		}
+		y, err := la.CachedAttention(q, k, nil, step.Layer(0), la.WithCausal(), la.WithScale(1/math.Sqrt(192)), la.WithMixedPrecision())
+		return step, y, err
+	}
+	appends := make([]la.Append, c.batch)
+	for i := range appends {
+		if appends[i].Seq, err = r.cache.NewSequence(); err != nil {
+			return r, err
+		}
+	}
+	fill, y, err := attention(chunk, 1)
+	if err != nil {
+		return r, err
+	}
+	run := r.runs(y)
+	for _, a := range appends {
+		for a.Seq.Len() < c.keys {
+			if err := fill.Run([]la.Append{{Seq: a.Seq, Tokens: min(chunk, c.keys-a.Seq.Len())}}, run); err != nil {
+				return r, err
+			}
+		}
+	}
+	for i := range appends {
+		appends[i].Tokens = 1
+	}
+	if r.step, y, err = attention(c.batch, c.heads); err != nil {
+		return r, err
+	}
+	values, err := there(y.Graph(), "values", la.BFloat16, 0, parts*c.heads*c.value, latent)
+	if err != nil {
+		return r, err
+	}
+	if y, err = nn.HeadLinear(y, values, parts*c.heads, nn.WithMixedPrecision()); err != nil {
+		return r, err
+	}
+	// With TPLA each GPU has the whole matrix, and the sum is that of the parts' results.
+	project, err := there(y.Graph(), "project", la.BFloat16, 1, c.width, parts*c.heads*c.value)
+	if err != nil {
+		return r, err
+	}
+	if r.out, err = nn.Linear(y, project, nil, nn.WithMixedPrecision()); err != nil {
+		return r, err
+	}
+	if err := r.step.Set(appends); err != nil {
+		return r, err
+	}
+	if run = r.runs(r.out); run() != nil { // nodes have their memory
+		return r, run()
+	}
+	r.recording, err = gpu.Record(run)
+	return r, err
+}
+
+// runs returns the run of a graph.
+func (r *mlaLayerStep) runs(y *G.Node) func() error {
+	vm := G.NewTapeMachine(y.Graph())
+	r.vms = append(r.vms, vm)
+	return func() error {
+		defer vm.Reset()
+		return la.Cause(vm.RunAll())
+	}
+}
+
+func (r *mlaLayerStep) replay(n int) (time.Duration, error) {
+	began := time.Now()
+	for range n {
+		if err := r.recording.Replay(); err != nil {
+			return 0, err
+		}
+	}
+	err := r.gpu.Synchronize()
+	return time.Since(began), err
+}
+
+func (r *mlaLayerStep) close() (err error) {
+	err = r.recording.Close()
+	if r.step != nil {
+		err = errors.Join(err, r.step.Rollback())
+	}
+	for _, vm := range r.vms {
+		err = errors.Join(err, vm.Close())
+	}
+	if r.cache != nil {
+		err = errors.Join(err, r.cache.Close())
+	}
+	for _, d := range r.tensors {
+		err = errors.Join(err, d.Free())
+	}
+	return err
+}
+
+// periodic returns a matrix of numbers of about 1/sqrt(columns) or, in float32, about 1.
+func periodic(as tensor.Dtype, rows, columns int) *tensor.Dense {
+	at := func(i int) float32 { return float32(i*7919%scalePeriod)/500 - 1 }
+	if as == tensor.Float32 {
+		x := make([]float32, rows*columns)
+		for i := range x {
+			x[i] = at(i)
+		}
+		return tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(x))
+	}
+	x, scale := make([]la.BF16, rows*columns), float32(1/math.Sqrt(float64(columns)))
+	for i := range min(len(x), scalePeriod) {
+		x[i] = half.BFromFloat64(float64(scale * at(i)))
+	}
+	for n := scalePeriod; n < len(x); n *= 2 {
+		copy(x[n:], x[:n])
+	}
+	return tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(x))
+}
