@@ -22,9 +22,6 @@ func TestGPUHeads(t *testing.T) { testGPUHeads(t, devicetest.Open(t), 5) }
 func TestGPUsHeads(t *testing.T) { testGPUHeads(t, devicetest.OpenSome(t, 2), 3) }
 
 func testGPUHeads(t *testing.T, gpu *device.GPU, cases int) {
-	if gpu.Members()[0].Capability < 90 {
-		t.Skip("older GPUs refuse such heads")
-	}
 	rng := reftest.Rand(t)
 	for i, c := range []struct {
 		storage, query tensor.Dtype

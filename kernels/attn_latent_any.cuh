@@ -1,5 +1,6 @@
 // Decode attention to keys whose first elements are the values, on every GPU, for all element types, widths, masks and score
-// changes (attn_variant.cuh). attn_latent.cuh has a faster kernel for few of these.
+// changes (attn_variant.cuh). attn_latent.cuh has a faster kernel for few of these. With APART, values lie apart from keys: heads of
+// widths that no other kernel has.
 //
 // An output tile has up to 32 rows: query positions x heads. A chunk is 16 keys. Eight warps compute:
 //
@@ -42,7 +43,7 @@ template <> struct LatentRows<GroupedFloat8> {
   static constexpr bool WIDENED = true;
 };
 
-template <class Store_, class Math_> struct LatentAnyShape {
+template <class Store_, class Math_, bool APART_> struct LatentAnyShape {
   using Store = Store_;
   using Math = Math_;
   struct Variant : Scored {
@@ -51,22 +52,23 @@ template <class Store_, class Math_> struct LatentAnyShape {
   static constexpr int KEYS = 16;
   using Place = Walk<KEYS, Variant>;
   enum : int { MERGE_WARPS = 8, IN_FLIGHT = 8 }; // of Reduce
-  static constexpr int D = 512, WIDTH = D; // most elements of a value
-  static constexpr int MOST_DIM = 576;     // and of a key
+  static constexpr bool APART = APART_;
+  static constexpr int D = APART ? 256 : 512, WIDTH = D; // most elements of a value
+  static constexpr int MOST_DIM = APART ? 256 : 576;     // and of a key
 };
 
-template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, Math_> {
-  using S = LatentAnyShape<Store_, Math_>;
+template <class Store_, class Math_, bool APART_ = false> struct LatentAny : LatentAnyShape<Store_, Math_, APART_> {
+  using S = LatentAnyShape<Store_, Math_, APART_>;
   using typename S::Math, typename S::Place, typename S::Store;
   using Rows = LatentRows<Store>;
   using Operand = typename Rows::Operand;
   using R = Reduce<S>;
-  using S::KEYS, S::MOST_DIM;
+  using S::APART, S::KEYS, S::MOST_DIM;
   static constexpr bool WIDE = Math::wide, WIDENED = Rows::WIDENED;
   static constexpr int ROWS = Place::ROWS, TILES = ROWS / 16, WARPS = 8, THREADS = WARPS * 32;
   static constexpr int BLOCK = KEYS * 128;     // bytes of a block of columns of a chunk
-  static constexpr int STEPS = WIDE ? 9 : 5;   // a warp's steps of a product with keys: 32 bytes of columns each
-  static constexpr int PAIRS = 4;              // a warp's pairs of 8 columns of values, at most
+  static constexpr int STEPS = (MOST_DIM * Operand::bytes / 32 + WARPS - 1) / WARPS; // a warp's steps of a product with keys: 32 bytes of columns each
+  static constexpr int PAIRS = S::D / 16 / WARPS; // a warp's pairs of 8 columns of values, at most
   static constexpr int PITCH = KEYS + 8;       // floats between rows of scores
   static constexpr int PARTS = WARPS * ROWS * PITCH * 4, WEIGHTS = ROWS * PITCH * 4; // bytes
   static constexpr int GROUPS = S::D / LATENT_GROUP;
@@ -85,7 +87,7 @@ template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, M
     static_assert(ROWS * 16 + 16 <= FRONT, "rows have more");
     __device__ __forceinline__ Shared(const LatentAnyParams& a, char* memory) : ring(memory + FRONT) {
       statistics = (float2*)memory, shrink = (float*)(statistics + ROWS), factor = shrink + ROWS, reduce.last = (int*)(factor + ROWS);
-      slot = WIDENED ? KEYS * a.value + blocksOf(a.dim - a.value) * BLOCK + KEYS * GROUPS * 4 : blocksOf(a.dim) * BLOCK;
+      slot = WIDENED ? KEYS * a.value + blocksOf(a.dim - a.value) * BLOCK + KEYS * GROUPS * 4 : (blocksOf(a.dim) + (APART ? blocksOf(a.value) : 0)) * BLOCK;
       char* at = ring + a.stages * slot;
       operands = sharedAddress(at);
       if (WIDENED) at += blocksOf(a.value) * BLOCK;
@@ -100,6 +102,8 @@ template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, M
       const int values = a.value / 64;
       return b < values ? operands + b * BLOCK : sharedAddress(restOf(a, i)) + (b - values) * BLOCK;
     }
+    // The same of values.
+    __device__ __forceinline__ u32 values(const LatentAnyParams& a, int i, int b) const { return block(a, i, APART ? blocksOf(a.dim) + b : b); }
   };
   __device__ static __forceinline__ int blocksOf(int elements) { return (elements * Operand::bytes + 127) / 128; }
 
@@ -130,6 +134,7 @@ template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, M
     };
     if constexpr (!WIDENED) {
       swizzle(sharedAddress(sh.stage(stage)), p.keys, a.dim);
+      if constexpr (APART) swizzle(sharedAddress(sh.stage(stage)) + blocksOf(a.dim) * BLOCK, p.values, a.value);
     } else {
 #pragma unroll 1
       for (int piece = i * 16; piece < a.value; piece += 256)
@@ -420,7 +425,7 @@ template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, M
 #pragma unroll
         for (int n = 0; n < 2; n++) {
           const int c = of.first + k * 16 + n * 8;
-          const u32 block = sh.block(a, stage, c / 32), column = c % 32 * 4 + g * 4;
+          const u32 block = sh.values(a, stage, c / 32), column = c % 32 * 4 + g * 4;
 #pragma unroll
           for (int h = 0; h < 2; h++) { // column t of weights is key 2t, column t+4 key 2t+1
             const float y0 = loadShared(block + swizzled(h * 8 + 2 * t, column)), y1 = loadShared(block + swizzled(h * 8 + 2 * t + 1, column));
@@ -462,7 +467,7 @@ template <class Store_, class Math_> struct LatentAny : LatentAnyShape<Store_, M
         const int c = of.first + k * 16;
         if (WIDENED && c / LATENT_GROUP != group) group = c / LATENT_GROUP, pack(group);
         u32 b[4];
-        loadMatrixTransposed(b, sh.block(a, stage, c / 64) + swizzled(lane & 15, c % 64 * 2 + (lane >> 4) * 16));
+        loadMatrixTransposed(b, sh.values(a, stage, c / 64) + swizzled(lane & 15, c % 64 * 2 + (lane >> 4) * 16));
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
           if (m >= tiles) continue;

@@ -121,7 +121,7 @@ func (e *Engine) Supports(asked *attn.Problem) error {
 	if err := supports(op, g, e.kernels); err != nil {
 		return err
 	}
-	spread := spreadsOf(g)
+	spread := spreadsIn(e.kernels, g)
 	reduced = spread.problem(reduced)
 	w := want{problem: g, features: g.Features(), rows: g.Group()}
 	if g.Variant != nil {

@@ -1,13 +1,15 @@
 package attention
 
 import (
+	"slices"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
 // Decode attention to keys that hold the values, of any type, width, mask and change of scores (kernels/attn_latent_any.cuh,
-// attn_latent_append.cuh). This file mirrors LatentAnyParams and LatentAppendParams, and the layout of shared memory.
+// attn_latent_append.cuh), and the same to keys and values of widths that no other kernel has. This file mirrors LatentAnyParams and LatentAppendParams, and the layout of shared memory.
 
 const (
 	latentAnyRows   = 32 // of an output tile
@@ -16,6 +18,7 @@ const (
 	latentAnyStages = 6   // at most
 	latentGroup     = 128 // elements of E4M3 that share a scale
 	latentScales    = latentValue / latentGroup
+	mostHead        = 256 // elements of a key and of a value, if these lie apart
 )
 
 // latentAnyParams is struct LatentAnyParams.
@@ -43,11 +46,25 @@ func latentWidths(g *attn.Problem) bool {
 	return g.Dim%8 == 0 && g.Dim <= latentDim && g.ValueDim%each == 0 && g.ValueDim <= latentValue
 }
 
-// latentAnyConfig returns the configuration of a launch for keys and values of these widths: the ring has as many chunks as fit.
-func (e *Engine) latentAnyConfig(kv attn.DType, dim, value int) (c config, ok bool) {
+// headWidths reports whether there are kernels for the widths of keys and values of g, which lie apart.
+func headWidths(g *attn.Problem) bool {
+	return g.Dim%8 == 0 && g.Dim <= mostHead && g.ValueDim%8 == 0 && g.ValueDim <= mostHead
+}
+
+// isAny reports whether keys and values of g lie apart and have widths of no kernel but those of anyLines.
+func isAny(g *attn.Problem) bool {
+	return !g.Pages.InKeys() && !(g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim))
+}
+
+// latentAnyConfig returns the configuration of a launch for keys and values of these widths: the ring has as many chunks as fit. apart: values
+// lie apart from keys.
+func (e *Engine) latentAnyConfig(kv attn.DType, dim, value int, apart bool) (c config, ok bool) {
 	const front, scores = 1024, latentAnyRows * (latentAnyKeys + 8) * 4
 	blocks := func(elements, size int) int { return attn.Ceil(elements*size, 128) * latentAnyKeys * 128 }
 	stage, rest := blocks(dim, kv.Size()), (latentAnyWarps+1)*scores
+	if apart {
+		stage += blocks(value, kv.Size())
+	}
 	if kv == attn.E4M3 { // rows as in memory, and operands of 16 bits of one chunk
 		stage = latentAnyKeys*(value+latentScales*4) + blocks(dim-value, 2)
 		rest += blocks(value, 2)
@@ -59,15 +76,19 @@ func (e *Engine) latentAnyConfig(kv attn.DType, dim, value int) (c config, ok bo
 }
 
 func latentAnyFits(e *Engine, k *kernel, dim, _ int) bool {
-	_, ok := e.latentAnyConfig(k.kv, dim, min(dim, latentValue)) // fewer values of E4M3 take less
+	if k.unit == anyUnit {
+		_, ok := e.latentAnyConfig(k.kv, dim, mostHead, true)
+		return ok
+	}
+	_, ok := e.latentAnyConfig(k.kv, dim, min(dim, latentValue), false) // fewer values of E4M3 take less
 	return ok
 }
 
-// runLatentAny queues attention by a kernel for keys that hold the values. Queries and weights are sums of two parts where
+// runLatentAny queues attention by a kernel of the family. Queries and weights are sums of two parts where
 // runLatent's are.
 func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
 	e, g := p.engine, &p.form.geometry
-	c, _ := e.latentAnyConfig(k.kv, g.Dim, g.ValueDim)
+	c, _ := e.latentAnyConfig(k.kv, g.Dim, g.ValueDim, !g.Pages.InKeys())
 	shape := e.shapeOf(k, g.Dim)
 	p.fill(o, &shape, &c, shape.keys)
 	a := latentAnyParams{

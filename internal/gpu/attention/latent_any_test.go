@@ -395,14 +395,15 @@ func TestGPULatentAny(t *testing.T) {
 // latentAny checks a launch of a kernel for keys that hold the values.
 func (k *launches) latentAny(l *enginetest.Launch) {
 	a := (*latentAnyParams)(unsafe.Pointer(&l.Arg[0]))
-	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16, "f32": attn.Float32, "e4m3": attn.E4M3}[l.Kernel[len("latent_any_"):]]
-	c, ok := k.e.latentAnyConfig(kv, int(a.dim), int(a.value))
+	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16, "f32": attn.Float32, "e4m3": attn.E4M3}[l.Kernel[strings.LastIndex(l.Kernel, "_")+1:]]
+	apart := strings.HasPrefix(l.Kernel, "any_")
+	c, ok := k.e.latentAnyConfig(kv, int(a.dim), int(a.value), apart)
 	switch {
 	case !ok || l.Threads != 256 || l.Blocks != k.e.info.Multiprocessors || l.Shared != c.shared || int(a.stages) != c.slots || a.stages < 1 || a.stages > 6 || l.Shared > k.e.info.SharedPerBlockMost:
 		k.t.Errorf("%d blocks of %d threads, %d bytes of shared memory, %d stages: %+v", l.Blocks, l.Threads, l.Shared, a.stages, c)
 	case a.dim%8 != 0 || a.value%8 != 0 || a.dim > latentDim || a.value > latentValue || a.Rows < 1 || a.Rows > latentAnyRows || 1<<a.tileShift*latentAnyKeys < defaultTile:
 		k.t.Errorf("keys of %d, values of %d, %d rows, LeanTiles of 2^%d chunks", a.dim, a.value, a.Rows, a.tileShift)
-	case (kv == attn.E4M3) != (a.scales != 0) || (a.rest != 0) != (kv == attn.E4M3 && a.dim > a.value) || a.values != a.keys:
+	case (kv == attn.E4M3) != (a.scales != 0) || (a.rest != 0) != (kv == attn.E4M3 && a.dim > a.value) || (a.values != a.keys) != apart:
 		k.t.Errorf("planes %#x %#x %#x", a.keys, a.rest, a.scales)
 	case a.keys%16 != 0 || a.rest%16 != 0 || a.scales%4 != 0 || a.partials%16 != 0 || a.Work%16 != 0 || a.seqs%16 != 0:
 		k.t.Error("an address is no multiple of 16")

@@ -34,6 +34,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument(appendEntry, int(unsafe.Sizeof(appendParams{})))
 	s.Argument(narrowEntry, int(unsafe.Sizeof(narrowAppend{})))
 	s.Argument("latent_any_", int(unsafe.Sizeof(latentAnyParams{})))
+	s.Argument("any_", int(unsafe.Sizeof(latentAnyParams{})))
 	s.Argument(latentAppendEntry, int(unsafe.Sizeof(latentAppend{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("narrow_", int(unsafe.Sizeof(narrowParams{})))
@@ -58,7 +59,7 @@ func (k *launches) check(l enginetest.Launch) {
 		k.narrowAppend(&l)
 	case strings.HasPrefix(l.Kernel, "narrow_"):
 		k.narrow(&l)
-	case strings.HasPrefix(l.Kernel, "latent_any_"):
+	case strings.HasPrefix(l.Kernel, "latent_any_"), strings.HasPrefix(l.Kernel, "any_"):
 		k.latentAny(&l)
 	case l.Kernel == latentAppendEntry:
 		a := (*latentAppend)(arg)

@@ -52,8 +52,8 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = RING / SLOT * SCALES;",
 		},
 		"attn_latent_any.cuh": { // latentAnyConfig
-			"KEYS = 16; using Place", "ROWS = 32", "D = 512, WIDTH = D;", "MOST_DIM = 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",
-			"slot = WIDENED ? KEYS * a.value + blocksOf(a.dim - a.value) * BLOCK + KEYS * GROUPS * 4 : blocksOf(a.dim) * BLOCK; char* at = ring + a.stages * slot; " +
+			"KEYS = 16; using Place", "ROWS = 32", "D = APART ? 256 : 512, WIDTH = D;", "MOST_DIM = APART ? 256 : 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",
+			"slot = WIDENED ? KEYS * a.value + blocksOf(a.dim - a.value) * BLOCK + KEYS * GROUPS * 4 : (blocksOf(a.dim) + (APART ? blocksOf(a.value) : 0)) * BLOCK; char* at = ring + a.stages * slot; " +
 				"operands = sharedAddress(at); if (WIDENED) at += blocksOf(a.value) * BLOCK; parts = (float*)at, weights = parts + PARTS / 4;",
 			"PITCH = KEYS + 8;", "PARTS = WARPS * ROWS * PITCH * 4, WEIGHTS = ROWS * PITCH * 4;", "pitch = a.value + 8; float* const rows = (float*)sh.ring;",
 		},

@@ -221,7 +221,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if err := supports(op, &g, p.engine.kernels); err != nil {
 		return err
 	}
-	spread := spreadsOf(&g)
+	spread := spreadsIn(p.engine.kernels, &g)
 	g = spread.problem(g)
 	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
 	if shares {
@@ -324,7 +324,7 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	form.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
 	block := BlockRows
-	if g.Pages.InKeys() {
+	if g.Pages.InKeys() || isAny(g) {
 		block = mostBlockRows
 	}
 	w := want{problem: g, features: g.Features(), rows: rowsOf(block, group, queries), pages: shape.pages(form.paged, g.PageTokens)}
@@ -604,9 +604,9 @@ func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 const mostAhead = 255
 
 // pageBytes returns the size of a page's keys, or values. It returns 0 if the distance of two pages differs from that
-// size, or the size is large, or values are in keys.
+// size, or the size is large, or values are in keys or of another width.
 func pageBytes(g *attn.Problem) int {
-	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 && !g.Pages.InKeys() {
+	if n := g.PageTokens * g.KVHeads * g.Dim; g.Pages.KeyDim() == g.Pages.Value.Dim && n == g.Pages.Planes[0].At.Page && n < 1<<26 && !g.Pages.InKeys() {
 		return n * g.Pages.Planes[0].DType.Size()
 	}
 	return 0

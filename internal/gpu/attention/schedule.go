@@ -127,7 +127,7 @@ func (p *Plan) mergeTogether() {
 // `block` rows.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool, block int) {
 	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys
-	if g.Pages.InKeys() {
+	if g.Pages.InKeys() || isAny(g) {
 		chunk = latentAnyKeys // other kernels for values in keys have no windows, for which it counts
 	}
 	if g.Invariant {

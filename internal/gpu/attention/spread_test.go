@@ -54,16 +54,14 @@ func TestSpreadOver(t *testing.T) {
 }
 
 // testSpread runs heads of widths that no kernel has, and values of other widths than keys: decode and prompts, with masks and
-// changes of scores.
+// changes of scores. GPUs without a copy engine have kernels for them.
 func testSpread(t *testing.T, m *machine, n int, o options) {
-	if m.engine.info.Capability < 90 {
-		t.Skip("these GPUs have no copy engine")
-	}
+	older := slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.unit == anyUnit })
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	types, prompts := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}, 0
 	defer func() { m.engine.choice = takeFastest }()
-	for i := range reftest.AtLeast(n, func() bool { return prompts > 0 || !m.runsBeside() || n < 9 }) {
+	for i := range reftest.AtLeast(n, func() bool { return prompts > 0 || !m.runsBeside() || older || n < 9 }) {
 		m.engine.choice = enginetest.Pick(rng, takeFastest, takePrefill)
 		o.kv, o.dense, o.scored = types[i%3], rng.IntN(3) == 0, i%2 == 1
 		var s reftest.Shape
@@ -78,7 +76,7 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 				s.ValueDim = []int{72, 112, 160, 192, 40, 128}[i]
 			}
 			g := attn.Problem{Dim: s.Dim, ValueDim: s.ValueDim, Pages: attn.Separate(o.kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{})}
-			if of := spreadsOf(&g); of.on() && m.widthFits(o.kv, of.width) {
+			if of := spreadsOf(&g); older && isAny(&g) || !older && of.on() && m.widthFits(o.kv, of.width) {
 				break
 			} else if i < 6 {
 				o.kv = attn.Float16
@@ -91,8 +89,8 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 			p.geometry.Unfused = false
 		}
 		m.run(t, plan, p)
-		if plan.form.spread.width < max(s.Dim, s.ValueDim) {
-			t.Fatalf("%v: %+v", p, plan.form.spread)
+		if plan.form.spread.width < max(s.Dim, s.ValueDim) && !older || older && plan.form.kernel.unit != anyUnit {
+			t.Fatalf("%v: %+v, %v", p, plan.form.spread, plan.form.kernel.entries)
 		}
 		if plan.form.prefill.first() != nil {
 			prompts++
@@ -112,15 +110,18 @@ func (m *machine) widthFits(kv attn.DType, width int) bool {
 	return ok
 }
 
-// Older GPUs, and unfused attention, refuse other head dims by name. So do all of them where rows do not fit column blocks.
+// Unfused attention, and older GPUs with wide heads, refuse head dims by name. So do newer GPUs where rows do not fit column blocks.
 func TestSpreadRefused(t *testing.T) {
 	for _, c := range []struct {
 		capability int
 		spoil      func(g *attn.Problem)
 		text       string
 	}{
-		{86, func(g *attn.Problem) {}, "head dim 72 is not supported: kernels have head dims [64 80 96 128 256]"},
-		{86, func(g *attn.Problem) { setDims(g, 64, 72) }, "values of 72 elements and keys of 64"},
+		{86, func(g *attn.Problem) { setDims(g, 264, 264) }, "head dim 264 with values of 264 is not supported: kernels have multiples of 8 up to 256"},
+		{80, func(g *attn.Problem) { setDims(g, 64, 68) }, "head dim 64 with values of 68"},
+		{80, func(g *attn.Problem) { g.Invariant = true }, "with keys of 72 elements and values of 72: batch invariance"},
+		{89, func(g *attn.Problem) { g.Unfused = true }, "with keys of 72 elements and values of 72: unfused"},
+		{86, func(g *attn.Problem) { g.Query.Row = 74 }, "must be multiples of 4"},
 		{90, func(g *attn.Problem) { g.Unfused = true }, "head dim 72"},
 		{100, func(g *attn.Problem) { setDims(g, 240, 240) }, "head dim 240 with values of 240"},
 		{90, func(g *attn.Problem) { g.Query.Row = 74 }, "must be multiples of 4"},
@@ -132,6 +133,12 @@ func TestSpreadRefused(t *testing.T) {
 		g.Pages = g.Pages.Packed(2, 16)
 		wantError(t, c.text, supports("op", &g, kernelsOf(c.capability)), attn.ErrUnsupported, c.text)
 	}
+}
+
+// TestGPUAnyHeads: the kernels of GPUs without a copy engine, whose PTX a driver of 9.0 compiles (see emulated.Images).
+func TestGPUAnyHeads(t *testing.T) {
+	m := otherGPU(t, anyUnit, func(k kernel) bool { return k.unit == anyUnit || k.spreads })
+	testSpread(t, m, enginetest.OrShort(300, 30), options{work: 3e6, longest: 3000})
 }
 
 func TestGPUSpread(t *testing.T) {

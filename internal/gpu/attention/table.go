@@ -19,7 +19,7 @@ type kernel struct {
 	kv         attn.DType
 	dims       []int
 	value      int  // width of values; 0: that of keys
-	anyWidth   bool // all widths of latentWidths, in place of dims and value
+	anyWidth   bool // all widths of latentWidths or, without ValuesInKeys, of headWidths, in place of dims and value
 	chunk      int  // keys of a chunk; 0: see Engine.shape
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
@@ -135,6 +135,7 @@ const (
 	decodeVariantUnit  = "lean_variant"
 	latentUnit         = "latent"
 	latentAnyUnit      = "latent_any"
+	anyUnit            = "any"
 	narrowUnit         = "attn_narrow"
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
@@ -157,6 +158,7 @@ const (
 var (
 	ampere      = versions{80, math.MaxInt, 0}  // 8.0 and newer
 	hopper      = versions{90, 90, 0}           // 9.0: products of warp groups
+	older       = versions{80, 89, 0}           // without a copy engine
 	largeShared = versions{80, 80, 0}           // 8.0: two thread blocks have 81 KB of shared memory each
 	smallShared = versions{81, math.MaxInt, 90} // 8.1 and newer, without 9.0: two thread blocks have 49 KB each
 )
@@ -168,7 +170,7 @@ const prefillRows = BlockRows + 1
 var headDims = []int{64, 80, 96, 128, 256}
 
 // table has a line for each kernel.
-var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), latentLines(), unfusedLines())
+var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), latentLines(), anyLines(), unfusedLines())
 
 // prefillTiles are the output tiles of prefill kernels of one head dim.
 type prefillTiles struct {
@@ -340,6 +342,17 @@ func latentLines() (lines []kernel) {
 	return lines
 }
 
+// anyLines returns the lines of the kernels for heads of other widths than headDims.
+func anyLines() (lines []kernel) {
+	for _, kv := range gpu.Types {
+		lines = append(lines, kernel{
+			family: &latentAnyFamily, unit: anyUnit, entries: []string{"any_" + gpu.Name(kv)}, kv: kv, anyWidth: true, capability: older,
+			tile: tile{rows: latentAnyRows}, chunk: latentAnyKeys, features: decodeFeatures | attn.OtherValueDim | scoredFeatures, scored: true, changes: true,
+		})
+	}
+	return lines
+}
+
 // unfusedLines returns the lines of unfused attention.
 func unfusedLines() (lines []kernel) {
 	for _, kv := range gpu.Types {
@@ -387,7 +400,7 @@ func (k *kernel) takes(w *want) bool {
 // hasWidth reports whether k has the widths of keys and values of g.
 func (k *kernel) hasWidth(g *attn.Problem) bool {
 	if k.anyWidth {
-		return latentWidths(g)
+		return g.Pages.InKeys() && latentWidths(g) || isAny(g) && headWidths(g)
 	}
 	return slices.Contains(k.dims, g.Dim) && (k.value == 0 || k.value == g.ValueDim)
 }
@@ -411,12 +424,22 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if err := g.Check(op); err != nil {
 		return err
 	}
-	spread := spreadsOf(g)
+	spread := spreadsIn(kernels, g)
 	of := spread.problem(*g)
 	if w := (want{problem: &of, features: of.Features()}); find(kernels, &w) == nil {
 		return refusal(op, &want{problem: g, features: g.Features()}, kernels)
 	}
 	return supportsKeys(op, g)
+}
+
+// spreadsIn returns the spreads of a problem, if some of kernels spread its heads.
+func spreadsIn(kernels []kernel, g *attn.Problem) spreads {
+	s := spreadsOf(g)
+	of := s.problem(*g)
+	if w := (want{problem: &of, features: of.Features()}); s.on() && find(kernels, &w) != nil {
+		return s
+	}
+	return spreads{}
 }
 
 // supportsKeys returns an error if no kernel reads keys and values of these strides, or no launch spreads queries and outputs of these.
@@ -450,9 +473,13 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	var dims []int
 	multiple, spread := 0, false
+	anyHeads := isAny(g) && slices.ContainsFunc(kernels, func(k kernel) bool { return k.unit == anyUnit })
+	if anyHeads {
+		can.Name += fmt.Sprintf(" with keys of %d elements and values of %d", g.Dim, g.ValueDim)
+	}
 	for i := range kernels {
 		k := &kernels[i]
-		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
+		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
 		if can.Features |= k.features; k.spreads && w.features&^(k.features|attn.OtherValueDim) == 0 {
@@ -478,9 +505,11 @@ func refusal(op string, w *want, kernels []kernel) error {
 		return bad("keys of %d elements with values of %d in them: kernels have multiples of 8, up to %d and %d, and of %d for values of %v", g.Dim, g.ValueDim, latentDim, latentValue, latentGroup, attn.E4M3)
 	}
 	switch of := spreadsOf(g); {
-	case of.on() && spread, g.Dim == g.ValueDim && slices.Contains(dims, g.Dim):
+	case of.on() && spread, anyHeads && headWidths(g), g.Dim == g.ValueDim && slices.Contains(dims, g.Dim):
 	case spread:
 		return bad("head dim %d with values of %d is not supported: kernels have head dims %v, and multiples of 8 that lie in column blocks of a larger one evenly", g.Dim, g.ValueDim, dims)
+	case anyHeads:
+		return bad("head dim %d with values of %d is not supported: kernels have multiples of 8 up to %d", g.Dim, g.ValueDim, mostHead)
 	default:
 		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)
 	}

@@ -116,8 +116,8 @@ func TestModulesStaySmall(t *testing.T) {
 		bytes += len(image)
 	}
 	// 60% of the size when each Variant had its own units, and the kernels for keys that hold the values, for 8 bits, and for both
-	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000; len(units) > 9 || bytes > most {
-		t.Errorf("%d units of %d bytes for 9.0; 9 of %d is the most", len(units), bytes, most)
+	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000; len(units) > 10 || bytes > most {
+		t.Errorf("%d units of %d bytes for 9.0; 10 of %d is the most", len(units), bytes, most)
 	}
 }
 
@@ -132,6 +132,10 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			if k.anyWidth {
 				dims = []int{128}
 			}
+			apart := k.unit == anyUnit
+			if apart {
+				dims = []int{72}
+			}
 			for _, dim := range dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
 				g.Pages, g.Unfused, g.Invariant = g.Pages.As(k.kv), k.family == &unfusedFamily, k.needs&attn.BatchInvariance != 0
@@ -144,7 +148,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 						g.QueryType, g.Pages = attn.BFloat16, groupedPages(dim, k.value)
 					}
 				}
-				if k.anyWidth {
+				if k.anyWidth && !apart {
 					g.Pages = latentPages(k.kv, dim, dim)
 					if k.kv == attn.E4M3 {
 						g.Pages.Planes[0].Scales, g.Pages.Planes[0].Group = attn.ScalesByGroup, latentGroup
