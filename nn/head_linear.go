@@ -29,7 +29,7 @@ import (
 //   - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
 //   - Options: [WithMixedPrecision], [WithBatchInvariance].
 //   - Types and accuracy: those of [Linear]. On GPUs: whole weights, or weights sharded on axis 0 if heads divide evenly; then y is sharded on
-//     axis 1, and x may be. A head is a launch, and several rows take two launches more.
+//     axis 1, and x may be. Up to 256 rows, of x in multiples of 4 elements, take one launch; other heads a launch each, and two more.
 //   - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //     second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
@@ -302,6 +302,7 @@ func headsBackward[F float](r headLinear, of int, in []G.Value, grad G.Value) (G
 type headsOnGPU struct {
 	headSizes
 	heads        int
+	together     bool // in one launch, in place
 	packX, packY bool // a copy of x or y has the rows of each head together
 	xEach, yEach int  // elements from a head to the next
 	layer        int  // elements of scratch memory for a layer
@@ -313,6 +314,9 @@ func (r headLinear) onGPU(d *layers.Engine, shapes []tensor.Shape) (g headsOnGPU
 		return g, err
 	}
 	const aligned = 4 // float32 in 16 bytes
+	if g.together = g.rows <= layers.MostHeadRows && g.in%aligned == 0; g.together {
+		return g, nil
+	}
 	g.xEach, g.yEach = g.xHead, g.yHead
 	if g.packX = g.rows > 1 || g.xHead%aligned != 0; g.packX {
 		g.xEach = attn.Ceil(g.rows*g.in, aligned) * aligned
@@ -405,6 +409,12 @@ func (r headLinear) launch(w *ongpu.Work, shapes []tensor.Shape, _ tensor.Shape)
 
 // queue queues the layers.
 func (r headLinear) queue(w *ongpu.Work, g *headsOnGPU) error {
+	if g.together {
+		return w.HeadLinear(&layers.HeadLinear{
+			Rows: g.rows, Heads: g.heads, In: g.in, Out: g.out, Rest: g.rest, XRow: g.xRow, XHead: g.xHead, YRow: g.yRow, YHead: g.yHead,
+			X: w.In[0].Memory, W: w.In[1].Memory, Y: w.Out,
+		})
+	}
 	xs, ys := g.scratch()
 	x, y, layer, weights := w.In[0].Memory, w.Out, part(w.Scratch, xs+ys, g.layer), w.In[1].Memory
 	if g.packX {

@@ -284,6 +284,11 @@ func (w *Work) TableGradient(o *layers.TableGradient) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.TableGradient(s, o) })
 }
 
+// HeadLinear queues linear layers by heads.
+func (w *Work) HeadLinear(o *layers.HeadLinear) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.HeadLinear(s, o) })
+}
+
 // MergeStates queues the merging of states of attention.
 func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })

@@ -101,7 +101,7 @@ func TestMLARefused(t *testing.T) {
 func TestMLAGPUs(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
-	c := mlaLayer{mlaShape{2, 70, 4, 32, 8, 8}, 16, 1.75, 1.7}
+	c := mlaLayer{mlaShape{2, 20, 4, 32, 8, 8}, 16, 1.75, 1.7}
 	s := &scaling{counts: []int{2}, pace: measure.Pace{Rounds: 1, Steps: 1}, report: &measure.Report{Command: "scale"}, json: filepath.Join(t.TempDir(), "mla.json"), stdout: io.Discard, stderr: io.Discard}
 	if err := s.measureMLAGPUs([]mlaLayer{c}); err != nil {
 		t.Fatal(err)

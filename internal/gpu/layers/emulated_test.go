@@ -170,3 +170,8 @@ func TestEmulatedNarrow(t *testing.T) {
 	testNarrow(t, m, d, reftest.Cases(t, 1, 4), 128, 40, 40, 65)
 	testNarrowGather(t, m, d)
 }
+
+func TestEmulatedHeadLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testHeadLinear(t, m, d, reftest.Cases(t, 10, 60), 72)
+}

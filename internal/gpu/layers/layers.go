@@ -54,11 +54,12 @@ type Engine struct {
 
 	mu              sync.Mutex
 	args            cuda.Args
-	nodeKernels     *nodeKernels     // nil: not loaded yet
-	trainingKernels *trainingKernels // nil: not loaded yet
-	lossKernels     *lossKernels     // nil: not loaded yet
-	solverKernels   *solverKernels   // nil: not loaded yet
-	logits          int              // tests: the most logits in memory; 0: mostLogits
+	nodeKernels     *nodeKernels                  // nil: not loaded yet
+	heads           map[attn.DType]*cuda.Function // of weights; nil: not loaded yet
+	trainingKernels *trainingKernels              // nil: not loaded yet
+	lossKernels     *lossKernels                  // nil: not loaded yet
+	solverKernels   *solverKernels                // nil: not loaded yet
+	logits          int                           // tests: the most logits in memory; 0: mostLogits
 	maps            gpu.TensorMaps[linearMap]
 
 	clusters sync.Map // by clusterKey: how many clusters can run at once

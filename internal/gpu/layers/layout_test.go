@@ -199,6 +199,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
 		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},
 		{"kernels/nodes.cuh", "MoveParams", moveParams{}},
+		{"kernels/gemm_heads.cuh", "HeadLinearParams", headLinearParams{}},
 		{"kernels/nodes.cuh", "MergeParams", mergeParams{}},
 		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
 		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},

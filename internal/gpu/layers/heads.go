@@ -1,0 +1,98 @@
+package layers
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+)
+
+// headsUnit is the module with linear layers by heads.
+const headsUnit = "heads"
+
+// Constants of the kernels (kernels/gemm_heads.cuh).
+const (
+	headsThreads = 128
+	headsRows    = 8
+	headsEach    = 8 // output features of a warp
+)
+
+// MostHeadRows is the most rows of a HeadLinear: with more rows, the launches of tensor cores for each head take less time.
+const MostHeadRows = 256
+
+// HeadLinear is the operands of linear layers by heads, all in one launch. For each row and head h
+//
+//	Y[h] = X[h] W[h]^T, and behind it the Rest elements that are behind X[h]
+//
+// X and Y are float32: head h of row r begins at element XRow*r + XHead*h of X, and so of Y. W is (Heads*Out, In), of float32, float16 or
+// bfloat16. In is a multiple of 4, and W begins at a multiple of 16 bytes. Y is not X.
+type HeadLinear struct {
+	Rows, Heads, In, Out, Rest int
+	XRow, XHead, YRow, YHead   int
+	X, W, Y                    gpu.Memory
+}
+
+// headLinearParams is struct HeadLinearParams.
+type headLinearParams struct {
+	x, w, y                    uint64
+	rows, heads, in, out, rest int32
+	xRow, xHead, yRow, yHead   int32
+	blocks                     int32
+}
+
+func (o *HeadLinear) check(op string) error {
+	switch {
+	case min(o.Rows, o.Heads, o.In, o.Out) < 1 || o.Rest < 0:
+		return gpu.Errorf(op, attn.ErrShape, "%d rows, %d heads, layers of %d to %d features with %d behind", o.Rows, o.Heads, o.In, o.Out, o.Rest)
+	case o.In%4 != 0:
+		return gpu.Errorf(op, attn.ErrUnsupported, "heads of %d elements: they must be multiples of 4", o.In)
+	case o.Rows > MostHeadRows || max(attn.Product(o.Heads, o.Out, o.Rows), attn.Product(o.Rows, o.XRow), attn.Product(o.Rows, o.YRow)) > math.MaxInt32:
+		return gpu.Errorf(op, attn.ErrUnsupported, "%d rows, of at most %d, %d heads of %d features, rows of %d and %d elements", o.Rows, MostHeadRows, o.Heads, o.Out, o.XRow, o.YRow)
+	case o.XHead < 0 || o.XRow < 0 || o.YHead < o.Out+o.Rest || o.Rows > 1 && o.YRow < (o.Heads-1)*o.YHead+o.Out+o.Rest:
+		return gpu.Errorf(op, attn.ErrShape, "rows of %d and %d elements, heads %d and %d apart", o.XRow, o.YRow, o.XHead, o.YHead)
+	}
+	if err := o.X.CheckFloats(op, "x", (o.Rows-1)*o.XRow+(o.Heads-1)*o.XHead+o.In+o.Rest); err != nil {
+		return err
+	}
+	if !gpu.Known(o.W.DType) {
+		return gpu.Errorf(op, attn.ErrDType, "w is %v", o.W.DType)
+	}
+	if err := o.W.Check(op, "w", o.Heads*o.Out*o.In); err != nil {
+		return err
+	}
+	return o.Y.CheckFloats(op, "y", (o.Rows-1)*o.YRow+(o.Heads-1)*o.YHead+o.Out+o.Rest)
+}
+
+// HeadLinear queues a HeadLinear.
+func (d *Engine) HeadLinear(s *cuda.Stream, o *HeadLinear) error {
+	const op = "linear layers by heads"
+	if err := o.check(op); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.heads == nil {
+		k := make(map[attn.DType]*cuda.Function)
+		all := make(map[string]**cuda.Function)
+		for _, t := range gpu.Types {
+			all["heads_"+gpu.Name(t)] = new(*cuda.Function)
+		}
+		if err := d.functions(headsUnit, all); err != nil {
+			return err
+		}
+		for _, t := range gpu.Types {
+			k[t] = *all["heads_"+gpu.Name(t)]
+		}
+		d.heads = k
+	}
+	p := headLinearParams{
+		x: o.X.Address(), w: o.W.Address(), y: o.Y.Address(), rows: int32(o.Rows), heads: int32(o.Heads), in: int32(o.In), out: int32(o.Out), rest: int32(o.Rest),
+		xRow: int32(o.XRow), xHead: int32(o.XHead), yRow: int32(o.YRow), yHead: int32(o.YHead), blocks: int32(attn.Ceil(o.Out, headsThreads/32*headsEach)),
+	}
+	d.args.Reset()
+	cuda.Struct(&d.args, &p)
+	d.hold(o.X, o.W, o.Y)
+	grid := cuda.Grid{Blocks: [3]int{o.Heads * int(p.blocks) * attn.Ceil(o.Rows, headsRows)}, Threads: [3]int{headsThreads}, Overlap: d.overlap(), Waits: true}
+	return d.heads[o.W.DType].Launch(s, grid, &d.args)
+}
