@@ -103,8 +103,8 @@ type CacheConfig struct {
 //   - One sequence may be larger than the memory of one GPU. A single KV head keeps all GPUs busy.
 //   - Traffic: rows * H * (dv+1) * 4 bytes for each GPU and layer, whatever the lengths.
 //   - If a sequence has several new tokens, the first GPU attends to the new tokens among themselves. That is one more state.
-//   - Layers take [WithCausal], [WithScale], [WithSoftCap], [WithSinks], trees, schedules and [WithMixedPrecision]. Other
-//     masks and changes of scores, [WithRotary], [WithBatchInvariance] and a Window of the cache are [ErrUnsupported].
+//   - Layers take [WithCausal], [WithScale], [WithSoftCap], [WithSinks], [WithRotary], trees, schedules and [WithMixedPrecision].
+//     Other masks and changes of scores, [WithBatchInvariance] and a Window of the cache are [ErrUnsupported].
 type Shard uint8
 
 const (

@@ -16,7 +16,6 @@ import (
 
 	"gorgonia.org/leanattention/device"
 
-	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -127,7 +126,7 @@ func TestShardRefused(t *testing.T) {
 	noError(t, err)
 	in := input3Nodes(G.NewGraph(), tensor.Float32, 2, 4, c)
 	for text, opt := range map[string]Option{
-		"a window of 3 keys": WithWindow(3), "slopes of scores (ALiBi)": WithALiBi([]float64{1, 2, 3, 4}), "a rotary embedding of 8 elements": WithRotary(rope.Config{}),
+		"a window of 3 keys": WithWindow(3), "slopes of scores (ALiBi)": WithALiBi([]float64{1, 2, 3, 4}),
 		"batch invariance": WithBatchInvariance(), "unfused": WithSchedule(Unfused),
 	} {
 		_, err := CachedAttention(in[0], in[1], in[2], step.Layer(0), WithCausal(), opt)

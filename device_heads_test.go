@@ -37,7 +37,7 @@ func testGPUHeads(t *testing.T, gpu *device.GPU, cases int) {
 		{la.BFloat16, la.BFloat16, 40, 104, la.ShardHeads, reftest.Shape{Mask: attn.Mask{Window: 20}}, false},
 	}[:cases] {
 		at := graphtest.Place{GPU: gpu, Real: true, There: i%2 == 0, ScoreMods: c.mods}
-		if c.shard == la.ShardHeads && c.mods.SinkTokens == 0 { // a cache that is sharded by context rotates nothing
+		if c.mods.SinkTokens == 0 {
 			at.Rotary = &rope.Config{HeadDim: c.dim, Dim: c.dim / 2, Interleaved: i%2 == 1}
 		}
 		t.Run(fmt.Sprintf("%v in %v %d %d", c.query, c.storage, c.dim, c.value), func(t *testing.T) {

@@ -209,7 +209,7 @@ func testGPULatentAny(t *testing.T, gpu *device.GPU, shard la.Shard, cases int) 
 		{la.E4M3, tensor.Float32, 128, 128, reftest.Shape{Mask: attn.Mask{Window: 20}}, false},
 	}[:cases] {
 		at := graphtest.Place{GPU: gpu, Real: true, There: i%2 == 0, ScoreMods: c.mods}
-		if shard != la.ShardContext && c.dim > c.value && i != 3 { // a cache that is sharded by context rotates nothing
+		if c.dim > c.value && i != 3 {
 			at.Rotary = &rope.Config{HeadDim: c.dim, Dim: c.dim - c.value, Last: true, Interleaved: i%2 == 1}
 		}
 		t.Run(fmt.Sprintf("%v in %v %d %d", c.query, c.storage, c.dim, c.value), func(t *testing.T) {

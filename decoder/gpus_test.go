@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -117,23 +118,34 @@ func TestGPUsFamilies(t *testing.T) {
 	}
 }
 
-// TestGPUsContext: two GPUs share the pages of a network with one KV head. With a rotary embedding, an error names it.
+// TestGPUsContext: two GPUs share the pages of networks with one KV head, with and without rotary embeddings, and of one with latent vectors.
 func TestGPUsContext(t *testing.T) {
 	gpus := devicetest.OpenSome(t, 2)
 	for _, m := range readGolden(t) {
-		switch m.Name {
-		case "opt":
-			want := alone(t, goldenEngine(t, &m, Options{Context: 200, Batch: 2, Exact: true}), Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}})
-			got := alone(t, goldenEngine(t, &m, Options{Context: 200, Batch: 2, Exact: true, Device: gpus}), Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}})
-			if !slices.Equal(got, want) {
-				t.Errorf("%v, want %v", got, want)
+		if !slices.Contains([]string{"opt", "llama3", "deepseek_v3"}, m.Name) {
+			continue
+		}
+		var texts [][]int
+		for _, o := range []Options{{}, {Device: gpus, Shard: la.ShardContext}} {
+			o.Context, o.Batch, o.Exact, o.Chunk = 200, 3, true, 40
+			e := goldenEngine(t, &m, o)
+			texts = append(texts, alone(t, e, Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}}))
+			other, err := e.Start(context.Background(), Request{Prompt: m.Prompts[1], Tokens: 5, Ends: []int{}})
+			if err != nil {
+				t.Fatal(err)
 			}
-		case "llama3":
-			for shard, text := range map[la.Shard]string{la.ShardAuto: "rotary", la.ShardHeads: "KV head"} {
-				_, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: gpus, Context: 200, Batch: 1, Shard: shard})
-				if !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), text) {
-					t.Errorf("%v: %v", shard, err)
-				}
+			texts = append(texts, alone(t, e, Request{Prompt: slices.Concat(m.Prompts...), Tokens: 5, Ends: []int{}}))
+			if _, err := ids(other); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.EqualFunc(texts[:2], texts[2:], slices.Equal) {
+			t.Errorf("%s: %v, want %v", m.Name, texts[2:], texts[:2])
+		}
+		if m.Name == "llama3" {
+			_, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: gpus, Context: 200, Batch: 1, Shard: la.ShardHeads})
+			if !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "KV head") {
+				t.Errorf("heads: %v", err)
 			}
 		}
 	}

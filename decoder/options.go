@@ -79,8 +79,7 @@ type Options struct {
 	// weights and the cache. Device must stay open until the engine is closed. Engines of one GPU take turns.
 	Device *device.GPU
 
-	// Shard says how several GPUs share the cache. By context, networks with rotary embeddings are not supported. With latent attention
-	// leanattention.ShardAuto is ShardHeads: each GPU, and each of the Ranks, has all latent vectors, and attends with some of the heads.
+	// Shard says how several GPUs share the cache. With latent attention leanattention.ShardAuto is ShardHeads: each GPU, and each of the Ranks, has all latent vectors, and attends with some of the heads.
 	Shard la.Shard
 
 	// Ranks are the processes that compute together, each with a part of the weights and of the cache, on Device; nil: this

@@ -73,7 +73,7 @@ func (p *placement) checkOf(n Network, gpus int) (sums bool, err error) {
 			world.Size, world.Rank = size, rank
 			from, to := world.Part(parts)
 			// Parts of rows begin at multiples of 16 bytes, also of 16-bit numbers.
-			sums = sums && (p.context || (to-from)%gpus == 0) && (to-from)*(along/parts)%(8*gpus) == 0
+			sums = sums && (p.context && w.up == nil || (to-from)%gpus == 0) && (to-from)*(along/parts)%(8*gpus) == 0
 		}
 	}
 	if size > 1 && !split {

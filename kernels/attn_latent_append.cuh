@@ -16,15 +16,16 @@ __device__ __forceinline__ void appendLatent(const LatentAppendParams& n) {
   __shared__ float2 turned[ROTARY_PAIRS];
   const RotaryAppendParams& r = n.rotary;
   const AppendParams& p = r.append;
-  const int row = blockIdx.x / r.each, first = blockIdx.x - row * r.each, slot = p.slots[row];
-  if (slot >= 0)
+  const int row = blockIdx.x / r.each, first = blockIdx.x - row * r.each, slot = p.slots[row]; // -1: the key is stored elsewhere
+  const bool token = slot >= 0 || r.pairs > 0 && r.positions[row] >= 0;
+  if (token)
     for (int i = threadIdx.x; i < r.pairs; i += blockDim.x) turned[i] = turnedBy(r.turns[i], r.positions[row], r.factor);
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  if (slot < 0) return;
+  if (!token) return;
   __syncthreads();
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  for (int i = first * warps + threadIdx.x / 32; i < r.queryHeads + p.heads; i += r.each * warps) {
+  for (int i = first * warps + threadIdx.x / 32; i < r.queryHeads + (slot < 0 ? 0 : p.heads); i += r.each * warps) {
     const int head = i - r.queryHeads;
     const long long query = row * r.queryRow + i * r.queryHead, from = (long long)row * p.row + head * p.dim, to = slot + (long long)head * p.headRows;
 #pragma unroll 1

@@ -47,17 +47,17 @@ __device__ __forceinline__ void appendTurned(const RotaryAppendParams& r) {
   __shared__ float2 turned[ROTARY_PAIRS]; // cosines and sines
   const AppendParams& p = r.append;
   const int row = blockIdx.x / r.each, first = blockIdx.x - row * r.each;
-  const int slot = p.slots[row]; // this and the position are there before the launch ahead has ended, as all that the plan says
-  if (slot >= 0) {
-    const long long position = r.positions[row];
+  const int slot = p.slots[row]; // -1: the key is stored elsewhere; this and the position are there before the launch ahead has ended
+  const long long position = r.positions[row]; // -1: a row without a token
+  if (position >= 0) {
     for (int i = threadIdx.x; i < r.pairs; i += blockDim.x) turned[i] = turnedBy(r.turns[i], position, r.factor);
   }
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  if (slot < 0) return;
+  if (position < 0) return;
   __syncthreads();
   const int quarter = p.dim / 4, keys = r.queryHeads * quarter, values = keys + p.heads * quarter;
-  const int end = p.values == nullptr ? values : values + p.heads * quarter;
+  const int end = slot < 0 ? keys : p.values == nullptr ? values : values + p.heads * quarter;
   for (int i = first * blockDim.x + threadIdx.x; i < end; i += r.each * blockDim.x) {
     const int all = i / quarter, e = (i - all * quarter) * 4; // the head, of all of the row
     if (i < keys) {

@@ -35,13 +35,19 @@ func (p *DevicePlan) queueByContext(sub *queue.Submission, layer int, n newRows,
 		return all
 	}
 	err = sub.Each(func(i int, sub *queue.Submission) error {
-		all := to(p.pages.Parts[i].shard.Index)
+		all, mine := to(p.pages.Parts[i].shard.Index), n
+		if p.turns() {
+			mine.rotated = n.each[i]
+		}
 		return sub.Do(func(stream *cuda.Stream) error {
-			if err := p.attendPart(stream, i, layer, n, &all); err != nil || i > 0 || c.fresh == nil {
+			if err := p.attendPart(stream, i, layer, mine, &all); err != nil || i > 0 || c.fresh == nil {
 				return err
 			}
+			if p.turns() {
+				mine.rotated = n.each[len(p.pages.Parts)]
+			}
 			fresh := to(p.pages.shards)
-			return c.attendFresh(stream, b, n, &fresh)
+			return c.attendFresh(stream, b, mine, &fresh)
 		})
 	})
 	if err != nil {
@@ -59,6 +65,10 @@ func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 	mine := heads.Operands(&states, all)
 	mine.Pages = p.layerPages(member, layer)
 	rows := newRows{k: ongpu.From(n.k, heads.First*states.Dim), v: ongpu.From(n.v, heads.First*states.ValueDim)}
+	if p.turns() {
+		first, _ := heads.Queries(&states)
+		rows.rotated = ongpu.From(n.rotated, first*states.Query.Head)
+	}
 	if err := rows.appendTo(plan, stream, &mine, states.KVHeads); err != nil {
 		return err
 	}

@@ -182,7 +182,7 @@ func (d *DevicePages) Shards() int   { return d.shards }
 // tokens makes no difference.
 var byContext = attn.Can{
 	Name:     "a cache sharded by context",
-	Features: attn.InParts,
+	Features: attn.InParts | attn.Rotates | attn.RotatesBehind,
 	KV:       []attn.DType{attn.Float32, attn.Float16, attn.BFloat16},
 }
 

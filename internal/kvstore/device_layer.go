@@ -40,8 +40,28 @@ func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	return out, lse, nil
 }
 
-// newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding.
-type newRows struct{ k, v, rotated ongpu.Mem }
+// newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding. By context, each has in the
+// same place the memory of each member, and after them that of new tokens among themselves.
+type newRows struct {
+	k, v, rotated ongpu.Mem
+	each          []ongpu.Mem
+}
+
+// add adds memory for rotated queries of n elements.
+func (r *newRows) add(m ongpu.Mem, n int) {
+	m.Len = n
+	if r.each = append(r.each, m); len(r.each) == 1 {
+		r.rotated = m
+	}
+}
+
+// rotations returns how many times the rotated queries are made.
+func (p *DevicePlan) rotations() int {
+	if p.now.context == nil {
+		return 1
+	}
+	return len(p.pages.Parts) + 1
+}
 
 // appendTo queues the append of n to o's pages, and the rotation of o's queries. A row of n has heads KV heads; 0: as many as the plan.
 func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.AttentionOperands, heads int) error {
@@ -129,14 +149,18 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 		}
 		rows := newRows{k: k, v: v}
 		if p.turns() {
-			lead := p.pages.GPU
-			rotated, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Rotated, c.Rows.Query, qkv[0].Shape)
+			lead, n := p.pages.GPU, qkv[0].Shape.TotalSize()
+			rotated, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Rotated, c.Rows.Query, tensor.Shape{p.rotations(), n})
 			if err != nil {
 				return err
 			}
 			defer free()
-			if rows.rotated, err = rotated.UseAs(sub, "q"); err != nil {
+			all, err := rotated.UseAs(sub, "q")
+			if err != nil {
 				return err
+			}
+			for i := range p.rotations() {
+				rows.add(ongpu.From(all, i*n), n)
 			}
 		}
 		if err := p.queue(sub, c.Layer, rows, &operands); err != nil {
@@ -313,9 +337,11 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
 	}
 	down := s.bytes - up
-	var rotated part
-	if p.turns() {
-		rotated = s.add(in[0].host, c.Rows.Query) // as long as q; it stays on the GPU
+	var rotated []part
+	for range p.rotations() {
+		if p.turns() {
+			rotated = append(rotated, s.add(in[0].host, c.Rows.Query)) // as long as q; it stays on the GPU
+		}
 	}
 	defer runtime.KeepAlive(c)
 
@@ -351,8 +377,9 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 			operands.LSE = results[1].in(b)
 		}
 		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
-		if p.turns() {
-			rows.rotated = rotated.in(b)
+		for i := range rotated {
+			m := rotated[i].in(b)
+			rows.add(m, m.Len)
 		}
 		if err := p.queue(sub, c.Layer, rows, operands); err != nil {
 			return err

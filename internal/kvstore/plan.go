@@ -124,6 +124,7 @@ type planPart struct {
 	seqs  []attn.Sequence // scratch of Build: the sequences with the member's keys
 	pages []int32         // of seqs
 	slots []int           // of the new tokens of rows
+	at    []int           // positions of the queries of seqs, for rotary embeddings
 }
 
 func (p *DevicePlan) Build(op string, seqs []attn.Sequence, rows int) error {
@@ -265,19 +266,32 @@ func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextSta
 // of returns the sequences of a step with the keys that a shard has: all keys, or the keys before the new tokens. It sets p.slots to
 // the slots of new tokens in the shard.
 func (p *planPart) of(shard attn.ContextShard, pageTokens int, seqs []attn.Sequence, rows int, all bool) []attn.Sequence {
-	p.seqs, p.pages = p.seqs[:0], p.pages[:0]
+	p.seqs, p.pages, p.at = p.seqs[:0], p.pages[:0], p.at[:0]
 	p.slots = shard.AppendSlots(p.slots[:0], seqs, rows, pageTokens)
-	for _, q := range seqs {
+	for i, q := range seqs {
 		keys := q.Keys
 		if !all {
 			keys -= q.Queries
 		}
 		first := len(p.pages)
 		p.pages, q.Keys = shard.AppendKeys(p.pages, q.Pages, keys, pageTokens)
+		p.position(&q, &seqs[i])
 		q.Pages, q.Tree = p.pages[first:], nil
 		p.seqs = append(p.seqs, q)
 	}
 	return p.seqs
+}
+
+// position gives q, which has other keys, the positions of the queries of its whole sequence if they are rotated.
+func (p *planPart) position(q, whole *attn.Sequence) {
+	if p.geometry.Rotary == (attn.Rotary{}) {
+		return
+	}
+	first := len(p.at)
+	for i := range whole.Queries {
+		p.at = append(p.at, whole.Position(i))
+	}
+	q.Positions = p.at[first:]
 }
 
 // planContext plans the work of the first member: new tokens among themselves.
@@ -290,9 +304,10 @@ func (p *DevicePlan) planContext(op string, c *contextStates, seqs []attn.Sequen
 	if part == nil {
 		return nil
 	}
-	part.seqs, part.pages = part.seqs[:0], part.pages[:0]
-	for _, q := range seqs {
+	part.seqs, part.pages, part.at = part.seqs[:0], part.pages[:0], part.at[:0]
+	for i, q := range seqs {
 		part.pages = append(part.pages, int32(q.Row))
+		part.position(&q, &seqs[i])
 		q.Keys, q.Pages = q.Queries, part.pages[len(part.pages)-1:]
 		part.seqs = append(part.seqs, q)
 	}

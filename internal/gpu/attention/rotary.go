@@ -60,13 +60,15 @@ func (e *Engine) loadRotary(g *attn.Problem) error {
 	return err
 }
 
-// listPositions writes the position of each row's token in its sequence.
+// listPositions writes the position of each row's token in its sequence, and -1 for a row without a token.
 func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 	p.positions.data = p.positions.data[:0]
 	if !rotates(g) {
 		return
 	}
-	p.positions.data = append(p.positions.data, make([]int64, rows)...)
+	for range rows {
+		p.positions.data = append(p.positions.data, -1)
+	}
 	for i := range seqs {
 		q := &seqs[i]
 		for j := range min(q.Queries, rows-q.Row) { // with rows 0 there is nothing to append
@@ -75,7 +77,7 @@ func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 	}
 }
 
-// AppendRotated is AppendRows for a plan whose problem has a rotary embedding. It rotates the new keys, and the queries
+// AppendRotated is AppendRows for a plan whose problem has a rotary embedding. It rotates the new keys that have slots, and all queries
 // q into rotated. Run then attends with rotated as its Q. Both q and rotated have the problem's strides and one type, and
 // share no memory.
 func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gpu.Memory, heads int) error {

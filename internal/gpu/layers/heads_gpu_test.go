@@ -2,7 +2,9 @@ package layers
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -99,4 +101,48 @@ func testHeadLinear(t *testing.T, m *machine, d *Engine, cases, most int) {
 		}
 	}
 	noError(t, errors.Join(d.HeadLinear(m.Stream, &of), m.Stream.Synchronize(), x.Buffer.Close()))
+}
+
+// BenchmarkGPUHeadLinear is the layers of DeepSeek's latent attention that read keys' and values' weights: four of each in turn. GB/s are of the
+// weights, and GB/s/read those of a kernel that only reads as many bytes.
+func BenchmarkGPUHeadLinear(b *testing.B) {
+	m, d := realDecoder(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	const heads, layers, most = 128, 4, 64
+	for _, s := range []struct{ in, out, rest int }{{128, 512, 64}, {512, 128, 0}, {256, 128, 0}} {
+		x, y := m.filled(b, rng, attn.Float32, most*heads*(s.in+s.rest), 1), m.empty(b, most*heads*(s.out+s.rest))
+		sink := m.Put(b, make([]byte, 4096), attn.Float32)
+		var ops [layers]HeadLinear
+		for i := range ops {
+			w := m.filled(b, rng, attn.BFloat16, heads*s.in*s.out, 1/math.Sqrt(float64(s.in)))
+			ops[i] = HeadLinear{Heads: heads, In: s.in, Out: s.out, Rest: s.rest, XHead: s.in + s.rest, XRow: heads * (s.in + s.rest), YHead: s.out + s.rest, YRow: heads * (s.out + s.rest), X: x, W: w, Y: y}
+		}
+		each := func(do func(o *HeadLinear) error) func() error {
+			return func() error {
+				for i := range ops {
+					if err := do(&ops[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}
+		read := m.median(b, 11, each(func(o *HeadLinear) error { return m.Ceiling(b, o.W, sink)() })) / layers
+		for _, rows := range []int{1, 2, 4, 8, 16, 64} {
+			b.Run(fmt.Sprintf("%dx%d/%d", s.in, s.out, rows), func(b *testing.B) {
+				took := m.median(b, 15, each(func(o *HeadLinear) error { o.Rows = rows; return d.HeadLinear(m.Stream, o) })) / layers
+				bytes := float64(2 * heads * s.in * s.out)
+				b.ReportMetric(took.Seconds()*1e6, "us")
+				b.ReportMetric(bytes/took.Seconds()/1e9, "GB/s")
+				b.ReportMetric(bytes/read.Seconds()/1e9, "GB/s/read")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		for _, o := range ops {
+			noError(b, o.W.Buffer.Close())
+		}
+		for _, x := range []gpu.Memory{x, y, sink} {
+			noError(b, x.Buffer.Close())
+		}
+	}
 }
