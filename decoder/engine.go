@@ -12,7 +12,6 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/tokenizer"
-	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
 )
@@ -43,8 +42,8 @@ type Engine struct {
 	tokenizer *tokenizer.Tokenizer // nil: none
 	ends      []int
 	weights   map[string]G.Value
-	sliced    [][]*nn.LatentWeights // of layers, see Options.TPLA: whole latent vectors, and those of each shard
-	free      func() error          // the weights on a GPU
+	sliced    [][]*slicedWeights // of layers, see Options.TPLA: whole latent vectors, and those of each shard
+	free      func() error       // the weights on a GPU
 	cache     *la.Cache
 	graphs    []*graph // by rows
 	verify    *graph   // logits of all rows; nil: no drafts
@@ -93,7 +92,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if _, sizes, err = e.options.shards(sizes); err != nil {
 		return nil, err
 	}
-	e.sliced = make([][]*nn.LatentWeights, sizes.Layers)
+	e.sliced = make([][]*slicedWeights, sizes.Layers)
 	if o.Device != nil && !o.several() {
 		e.mu = &o.Device.Internal().Engines
 	}
@@ -134,7 +133,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
+	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head), o.TPLA != nil}, progress); err != nil {
 		return nil, err
 	}
 	if e.cache, err = la.NewCache(config); err != nil {

@@ -135,7 +135,7 @@ func (t *transformer) interleave() {
 func (l *latent) weights(prefix string, t *transformer) (all []Weight) {
 	heads := Split{ByRows, t.heads}
 	add := func(name string, split Split, shape ...int) {
-		all = append(all, Weight{Name: prefix + name, Shape: shape, Split: split})
+		all = append(all, Weight{Name: prefix + name, Shape: shape, Split: split, latent: split == heads})
 	}
 	in, name := t.width, queryAll
 	if l.rank > 0 {
@@ -192,7 +192,7 @@ func (up *kvUp) part(from Weights, w *Weight, as tensor.Dtype, first, rows int) 
 func (t *transformer) latentAttention(b *Builder, i int, prefix string, h *G.Node, opts []nn.Option) *G.Node {
 	l := t.latent
 	heads := t.heads
-	if b.ranks != nil {
+	if b.ranks != nil && b.slice == nil {
 		from, to := b.ranks.World().Part(heads)
 		heads = to - from
 	}

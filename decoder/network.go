@@ -98,7 +98,8 @@ type Weight struct {
 
 	Split Split // among several GPUs, and among ranks
 
-	up *kvUp // nil: consecutive rows
+	up     *kvUp // nil: consecutive rows
+	latent bool  // a weight of the heads of latent attention
 }
 
 // Split says how several GPUs, and several processes, share a weight, as in Megatron-LM (arXiv:1909.08053, section 3). A layer

@@ -92,8 +92,9 @@ type Options struct {
 
 	// TPLA, if not nil, splits the latent vectors of each layer of a network with latent attention, an approximation: see nn.TPLA. The
 	// differences of [Engine.LogProbs] are its error. Prompts of 64 rows and more, of texts without cached tokens, are exact; LogProbs
-	// has no such prompts. It computes on the CPU in one process, with weights for both forms beside the network's. Save and Load are
-	// ErrUnsupported.
+	// has no such prompts. It computes on the CPU or one GPU in one process, with weights for both forms beside the network's, or on one GPU
+	// of each of as many Ranks as there are shards: each rank has a shard with all heads. On GPUs all prompts are approximate. Save and Load
+	// are ErrUnsupported.
 	TPLA func(layer int) *nn.TPLA
 
 	// Progress, if not nil, is called with the number of weights that have been loaded, and the number of all.

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/rankstest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
 
 	"go.uber.org/goleak"
@@ -47,27 +48,74 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// ranksTexts returns the texts that a rank continues, of several families.
-func ranksTexts(t *testing.T) string {
+// TestRanksTPLA: two processes with a GPU and a half of latent vectors each continue texts as one process with both halves, with one sum of
+// all heads. Other numbers of shards are refused.
+func TestRanksTPLA(t *testing.T) {
+	if !rankstest.Child() {
+		one := rankstest.Run(t, 1, nil)
+		if one[0].Err != nil || len(one[0].Text) < 60 {
+			t.Fatalf("%v: %s\n%s", one[0].Err, one[0].Text, one[0].Output)
+		}
+		for rank, r := range rankstest.Run(t, 2, nil) {
+			if r.Err != nil || r.Text != one[0].Text {
+				t.Errorf("rank %d: %v: %s, want %s\n%s", rank, r.Err, r.Text, one[0].Text, r.Output)
+			}
+		}
+		return
+	}
+	gpu, comm := joinRanks(t, nil)
+	var b strings.Builder
+	models := latentModels(t)[1:3] // with biases, and without a projection of queries
+	if !reftest.Every(t) {
+		models = models[1:]
+	}
+	for _, m := range models {
+		c := m.changed(t, map[string]any{"kv_lora_rank": 32, "intermediate_size": 128})
+		of := func(layer int) *nn.TPLA { return &nn.TPLA{Seed: uint64(layer)} }
+		fmt.Fprintln(&b, m.Name, ranksText(t, c, gpu, comm, of))
+		if comm.World().Size == 1 {
+			continue
+		}
+		_, err := NewEngine(c.network(t), goldenWeights{goldenModel: c}, Options{Device: gpu, Ranks: comm, TPLA: func(int) *nn.TPLA { return &nn.TPLA{Shards: 4} }})
+		if !errors.Is(err, ErrConfig) || !strings.Contains(fmt.Sprint(err), "4 shards of latent vectors for 2 ranks") {
+			t.Errorf("shards: %v", err)
+		}
+	}
+	rankstest.Write(t, b.String())
+}
+
+// joinRanks opens the GPUs of a rank, by default one, and joins the other ranks. Both are closed when the test ends.
+func joinRanks(t *testing.T, ordinals func(rank int) []int) (*device.GPU, *ranks.Comm) {
 	system.Emulate(t)
 	world, err := ranks.Environment()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ordinals := []int{world.Rank}
-	if os.Getenv(rankGPUs) == "2" {
-		ordinals = []int{2 * world.Rank, 2*world.Rank + 1}
+	all := []int{world.Rank}
+	if ordinals != nil {
+		all = ordinals(world.Rank)
 	}
-	gpu, err := device.Open(ordinals...)
+	gpu, err := device.Open(all...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer gpu.Close()
+	t.Cleanup(func() { gpu.Close() })
 	comm, err := ranks.Join(context.Background(), gpu, world)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer comm.Close()
+	t.Cleanup(func() { comm.Close() })
+	return gpu, comm
+}
+
+// ranksTexts returns the texts that a rank continues, of several families.
+func ranksTexts(t *testing.T) string {
+	gpu, comm := joinRanks(t, func(rank int) []int {
+		if os.Getenv(rankGPUs) == "2" {
+			return []int{2 * rank, 2*rank + 1}
+		}
+		return []int{rank}
+	})
 	var b strings.Builder
 	for _, m := range readGolden(t) {
 		if m.Name != "qwen3" && m.Name != "olmo2" && !reftest.Every(t) {
@@ -76,13 +124,13 @@ func ranksTexts(t *testing.T) string {
 		var text string
 		switch m.Name {
 		case "llama3", "qwen3":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128}), gpu, comm)
+			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128}), gpu, comm, nil)
 		case "phi3":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 128}), gpu, comm)
+			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 128}), gpu, comm, nil)
 		case "opt":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 128}), gpu, comm)
+			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 128}), gpu, comm, nil)
 		case "deepseek_v2_lite":
-			text = ranksText(t, m.changed(t, map[string]any{"v_head_dim": 16, "intermediate_size": 128}), gpu, comm)
+			text = ranksText(t, m.changed(t, map[string]any{"v_head_dim": 16, "intermediate_size": 128}), gpu, comm, nil)
 		case "olmo2":
 			text = ranksRefuse(t, &m, gpu, comm)
 		}
@@ -91,8 +139,8 @@ func ranksTexts(t *testing.T) string {
 	return b.String()
 }
 
-func ranksText(t *testing.T, m *goldenModel, gpu *device.GPU, comm *ranks.Comm) string {
-	e := goldenEngine(t, m, Options{Device: gpu, Ranks: comm, Context: 100, Batch: 2, Draft: 4, Exact: true})
+func ranksText(t *testing.T, m *goldenModel, gpu *device.GPU, comm *ranks.Comm, tpla func(int) *nn.TPLA) string {
+	e := goldenEngine(t, m, Options{Device: gpu, Ranks: comm, Context: 100, Batch: 2, Draft: 4, Exact: true, TPLA: tpla})
 	defer e.Close()
 	var texts []*Text
 	for i, r := range []Request{

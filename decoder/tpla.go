@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"errors"
 	"fmt"
 
 	la "gorgonia.org/leanattention"
@@ -10,7 +11,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// shards returns the number of parts of latent vectors, and the sizes of the cache. The shards of a layer are KV heads of one cache.
+// shards returns the number of parts of latent vectors, and the sizes of the cache. The shards of a layer are KV heads of one cache, or each
+// process has one.
 func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 	if o.TPLA == nil {
 		return 1, s, nil
@@ -21,8 +23,8 @@ func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 	switch {
 	case s.Latent == 0:
 		return fail(ErrUnsupported, "the network has no latent attention")
-	case o.Device != nil:
-		return fail(ErrUnsupported, "Options.Device is %v: use the CPU", o.Device)
+	case o.Device != nil && len(o.Device.Members()) > 1:
+		return fail(ErrUnsupported, "Options.Device is %v: use one GPU, or Ranks with a GPU each", o.Device)
 	case fewBits(o.Cache):
 		return fail(ErrUnsupported, "Options.Cache is %v: use float32, leanattention.Float16 or BFloat16", o.Cache)
 	}
@@ -42,45 +44,112 @@ func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 	}
 	rope := s.HeadDim - s.Latent
 	s.Latent /= n
-	s.HeadDim, s.KVHeads = s.Latent+rope, n*s.KVHeads
+	s.HeadDim = s.Latent + rope
+	switch size := o.world().Size; {
+	case !o.several():
+		s.KVHeads *= n
+	case size != n:
+		return fail(ErrConfig, "%d shards of latent vectors for %d ranks: want one for each", n, size)
+	}
 	return n, s, nil
 }
 
-// slice returns the latent attention of a layer with rotated weights, and that of its shards. The weights are made once for all graphs.
+// slicedWeights are the weights of nn.MLA that make and read latent vectors, where the engine computes. bias may be nil.
+type slicedWeights struct{ down, bias, norm, key, value G.Value }
+
+// slice returns the latent attention of a layer with rotated weights, and that of its shards. With a GPU there is no whole. With ranks there
+// is one shard, that of the rank. The weights are made once for all graphs.
 func (e *Engine) slice(g *G.ExprGraph, layer int, m *nn.MLA) (all []*nn.MLA, err error) {
 	if e.sliced[layer] == nil {
-		w := nn.LatentWeights{Heads: m.Heads}
-		for _, x := range []struct {
-			n  *G.Node
-			to **tensor.Dense
-		}{{m.Down, &w.Down}, {m.DownBias, &w.DownBias}, {m.Norm, &w.Norm}, {m.Key, &w.Key}, {m.Value, &w.Value}} {
-			if x.n == nil {
-				continue
-			}
-			t, ok := x.n.Value().(*tensor.Dense)
-			if !ok {
-				return nil, fmt.Errorf("decoder: Options.TPLA: %s is a %T, want float32, leanattention.Float16 or BFloat16: %w", x.n.Name(), x.n.Value(), ErrUnsupported)
-			}
-			*x.to = t
+		if e.sliced[layer], err = e.sliceLayer(layer, m); err != nil {
+			return nil, err
 		}
-		whole, shards, err := e.options.TPLA(layer).Slice(&w)
-		if err != nil {
-			return nil, fmt.Errorf("decoder: layer %d: %w", layer, err)
-		}
-		e.sliced[layer] = append([]*nn.LatentWeights{whole}, shards...)
 	}
 	for i, w := range e.sliced[layer] {
-		of := func(name string, t *tensor.Dense) *G.Node {
-			return input(g, fmt.Sprintf("TPLA %d.%d %s", layer, i, name), t)
+		if w == nil {
+			all = append(all, nil)
+			continue
 		}
+		of := func(name string, v G.Value) *G.Node { return input(g, fmt.Sprintf("TPLA %d.%d %s", layer, i, name), v) }
 		part := *m
-		part.Down, part.Norm, part.Key, part.Value = of("down", w.Down), of("norm", w.Norm), of("key", w.Key), of("value", w.Value)
-		if m.DownBias != nil {
-			part.DownBias = of("bias", w.DownBias)
+		part.Down, part.Norm, part.Key, part.Value = of("down", w.down), of("norm", w.norm), of("key", w.key), of("value", w.value)
+		if w.bias != nil {
+			part.DownBias = of("bias", w.bias)
 		}
 		all = append(all, &part)
 	}
 	return all, nil
+}
+
+func (e *Engine) sliceLayer(layer int, m *nn.MLA) (all []*slicedWeights, err error) {
+	w := nn.LatentWeights{Heads: m.Heads}
+	for _, x := range []struct {
+		n  *G.Node
+		to **tensor.Dense
+	}{{m.Down, &w.Down}, {m.DownBias, &w.DownBias}, {m.Norm, &w.Norm}, {m.Key, &w.Key}, {m.Value, &w.Value}} {
+		if x.n == nil {
+			continue
+		}
+		if *x.to, err = e.hostWeight(x.n); err != nil {
+			return nil, err
+		}
+	}
+	whole, shards, err := e.options.TPLA(layer).Slice(&w)
+	if err != nil {
+		return nil, fmt.Errorf("decoder: layer %d: %w", layer, err)
+	}
+	if e.options.several() {
+		rank := e.options.world().Rank
+		shards = shards[rank : rank+1]
+	}
+	for _, w := range append([]*nn.LatentWeights{whole}, shards...) {
+		if w == whole && e.options.Device != nil {
+			all = append(all, nil)
+			continue
+		}
+		to := new(slicedWeights)
+		for _, x := range []struct {
+			t  *tensor.Dense
+			to *G.Value
+		}{{w.Down, &to.down}, {w.DownBias, &to.bias}, {w.Norm, &to.norm}, {w.Key, &to.key}, {w.Value, &to.value}} {
+			switch {
+			case x.t == nil:
+			case e.options.Device == nil:
+				*x.to = x.t
+			default:
+				d, err := e.options.Device.Upload(x.t)
+				if err != nil {
+					return nil, fmt.Errorf("decoder: Options.TPLA: layer %d: %w", layer, err)
+				}
+				*x.to = d
+				free := e.free
+				e.free = func() error {
+					err := d.Free()
+					if errors.Is(err, la.ErrClosed) {
+						err = nil
+					}
+					return errors.Join(err, free())
+				}
+			}
+		}
+		all = append(all, to)
+	}
+	return all, nil
+}
+
+// hostWeight returns the whole weight of an input in host memory.
+func (e *Engine) hostWeight(n *G.Node) (*tensor.Dense, error) {
+	if t, ok := n.Value().(*tensor.Dense); ok {
+		return t, nil
+	}
+	if e.options.Device != nil {
+		for w := range e.network.Weights() {
+			if w.Name == n.Name() {
+				return (&placement{as: e.options.Weights}).load(e.from, &w)
+			}
+		}
+	}
+	return nil, fmt.Errorf("decoder: Options.TPLA: %s is a %T, want float32, leanattention.Float16 or BFloat16: %w", n.Name(), n.Value(), ErrUnsupported)
 }
 
 // absorbed returns the sum of the shards' attention, which attend makes as one node: the shards are KV heads.
@@ -152,7 +221,17 @@ func (b *Builder) sliced(layer int, m *nn.MLA, x *G.Node, options []la.Option, o
 			return la.PromptAttention(q, k, v, latents, m.Heads, b.step.Layer(layer), options...)
 		}, opts...)
 	}
-	return absorbed(shards, x, func(q, k *G.Node) (*G.Node, error) {
+	y, err := absorbed(shards, x, func(q, k *G.Node) (*G.Node, error) {
 		return la.CachedAttention(q, k, nil, b.step.Layer(layer), options...)
 	}, opts)
+	if err != nil || b.ranks == nil {
+		return y, err
+	}
+	if y, err = nn.AllReduce(y, b.ranks); err != nil {
+		return nil, err
+	}
+	// Behind the sum, each rank has its heads.
+	from, to := b.ranks.World().Part(m.Heads)
+	each := y.Shape()[1] / m.Heads
+	return nn.Slice(y, 1, from*each, to*each)
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/nn"
 
 	"gorgonia.org/tensor"
@@ -147,7 +147,6 @@ func TestTPLAOptions(t *testing.T) {
 		text string
 	}{
 		{smallNetwork(), nil, Options{TPLA: two}, ErrUnsupported, "no latent attention"},
-		{wide.network(t), nil, Options{TPLA: two, Device: new(device.GPU)}, ErrUnsupported, "use the CPU"},
 		{wide.network(t), nil, Options{TPLA: two, Cache: la.E4M3}, ErrUnsupported, "Options.Cache is E4M3"},
 		{wide.network(t), nil, Options{TPLA: func(int) *nn.TPLA { return nil }}, ErrConfig, "layer 0 has none"},
 		{wide.network(t), nil, Options{TPLA: func(int) *nn.TPLA { return &nn.TPLA{Shards: 3} }}, ErrConfig, "layer 0 has 3 shards of latent vectors of 32"},
@@ -158,4 +157,24 @@ func TestTPLAOptions(t *testing.T) {
 			t.Errorf("%q: %v, %v", c.text, e, err)
 		}
 	}
+}
+
+// TestGPUTPLA: on a GPU, steps with parts of latent vectors are those of the CPU.
+func TestGPUTPLA(t *testing.T) {
+	gpu := devicetest.Open(t)
+	for i, m := range latentModels(t)[:3] {
+		c := m.changed(t, map[string]any{"kv_lora_rank": 32})
+		o := Options{Device: gpu, Exact: true, Cache: []tensor.Dtype{{}, la.Float16, la.BFloat16}[i], TPLA: func(layer int) *nn.TPLA { return &nn.TPLA{Seed: uint64(layer)} }}
+		t.Run(m.Name, func(t *testing.T) {
+			stepsAgainstCPU(t, func(o Options) (*Engine, error) {
+				return NewEngine(c.network(t), goldenWeights{c, false, tensor.Dtype{}}, o)
+			}, o, 3, 3, []float64{1e-4, 1e-2, 1e-1}[i])
+		})
+	}
+}
+
+// TestGPUsTPLA: several GPUs of one process share no latent vectors.
+func TestGPUsTPLA(t *testing.T) {
+	m := latentModels(t)[0]
+	testLatentRefused(t, devicetest.OpenSome(t, 2), m.network(t), ErrUnsupported, "use one GPU, or Ranks with a GPU each", Options{TPLA: func(int) *nn.TPLA { return new(nn.TPLA) }})
 }

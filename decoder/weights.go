@@ -3,6 +3,7 @@ package decoder
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"runtime"
 	"slices"
 	"sync"
@@ -30,6 +31,21 @@ type placement struct {
 	as    tensor.Dtype // of matrices; the zero Dtype keeps the stored type
 
 	context bool // GPUs share the cache by context: attention gathers queries, so GPUs may split heads
+	tpla    bool // processes share latent vectors, and each has all heads
+}
+
+// weights yields the weights of a network with their splits here.
+func (p *placement) weights(n Network) iter.Seq[Weight] {
+	return func(yield func(Weight) bool) {
+		for w := range n.Weights() {
+			if p.tpla && w.latent {
+				w.Split = Split{}
+			}
+			if !yield(w) {
+				return
+			}
+		}
+	}
 }
 
 // members returns the number of GPUs.
@@ -53,7 +69,7 @@ func (p *placement) checkOf(n Network, gpus int) (sums bool, err error) {
 	size := max(p.world.Size, 1)
 	split := false
 	sums = gpus > 1 && gpus <= mostSumming
-	for w := range n.Weights() {
+	for w := range p.weights(n) {
 		if w.Split.Axis == Whole {
 			continue
 		}
@@ -147,7 +163,7 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 		defer s.loaded()
 	}
 	loaded := map[string]string{} // weights by what they are
-	for w := range n.Weights() {
+	for w := range p.weights(n) {
 		if p.members() == 1 && (p.world.Size <= 1 || w.Split.Parts == 0) { // the split has no effect
 			w.Split = Split{}
 		}

@@ -173,5 +173,5 @@ func TestEmulatedNarrow(t *testing.T) {
 
 func TestEmulatedHeadLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testHeadLinear(t, m, d, reftest.Cases(t, 10, 60), 72)
+	testHeadLinear(t, m, d, reftest.Cases(t, 5, 60), 72)
 }
