@@ -82,7 +82,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct LatentShape {
   static constexpr int BLOCK = KEYS * 128;                             // bytes of 64 columns of a chunk
   static constexpr int BLOCKS = KEY_DIM / 64, VALUE_BLOCKS = D / 64;
   static constexpr int SLOTS = 2 * BLOCKS; // of the ring: a chunk of each warp group
-  static_assert(KEY_DIM % 64 == 0 && D == 512, "each warp group has 256 columns of values");
+  static_assert(KEY_DIM % 64 == 0 && (D == 512 || D == 256), "each warp group has 256 columns of values, or 128");
   static constexpr int ROWS = PRECISE ? 32 : 64; // of a pass over the keys: 64 rows of a product
   static constexpr int QUERY = BLOCKS * 64 * 128; // bytes
 };
@@ -426,21 +426,22 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
-          for (int i = 0; i < 4; i++) st.o[b / 2][b % 2 * 8 + j][i] += sum[j][i];
+          for (int i = 0; i < 4; i++) st.o[b / (HALF / 2)][b % (HALF / 2) * 8 + j][i] += sum[j][i];
       }
     } else {
       pinned(st.o[0]), pinned(st.o[1]);
       multiply(st.o[0], 0);
-      multiply(st.o[1], 2);
+      multiply(st.o[1], HALF / 2);
       wgmmaWait<1>();
       pinned(st.o[0]);
-      release(0), release(1);
+#pragma unroll
+      for (int b = 0; b < HALF / 2; b++) release(b);
       wgmmaWait<0>();
       pinned(st.o[1]);
-      release(2), release(3);
+#pragma unroll
+      for (int b = HALF / 2; b < HALF; b++) release(b);
     }
   }
-  static_assert(HALF == 4, "a group has four blocks of values");
 
   // Adds the values of chunk n, whose weights the other group makes.
   __device__ static __forceinline__ void take(const Shared& sh, State& st, int n, int live, int group, int lane) {
@@ -488,7 +489,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
 
   // Writes a pass's rows of an output tile, or of a part of one. `largest` has the rows' largest scores. The outputs go through the
   // memory of the queries, half of a group's columns at a time.
-  static constexpr int STRIDE = 264; // floats between rows there, of half a group's columns beside half of the other's
+  static constexpr int PART = HALF * 32, STRIDE = 2 * PART + 8; // half a group's columns; floats between rows there, of these beside the other group's
   static_assert(ROWS * STRIDE * 4 <= QUERY, "the outputs do not fit into the memory of the queries");
   __device__ static __forceinline__ void leave(const Params& p, const typename R::Tile& tile, const Shared& sh, State& st, const float* largest, int slot, int first, int group, int lane) {
     const int warp = threadIdx.x / 32;
@@ -500,8 +501,8 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       l += __shfl_xor_sync(~0u, l, 2);
       if ((lane & 3) == 0) sh.sums[group * ROWS + rowOf(e, lane)] = l;
     }
-    const int rows = max(min(tile.rows - first, ROWS), 0), part = warp % 2; // a warp has 128 columns of each fourth row
-    const float* const from = sh.outputs + part * 128 + lane * 4;
+    const int rows = max(min(tile.rows - first, ROWS), 0), part = warp % 2; // a warp has a part's columns of each fourth row
+    const float* const from = sh.outputs + part * PART + lane * 4;
     workers.sync(); // the queries, too
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -512,12 +513,12 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         for (int e = 0; e < EACH; e++) {
           const float* const o = st.o[half][j];
           const float2 two = PRECISE ? make_float2(o[0] + o[2], o[1] + o[3]) : make_float2(o[2 * e], o[2 * e + 1]);
-          *(float2*)(sh.outputs + rowOf(e, lane) * STRIDE + group * 128 + j * 8 + (lane & 3) * 2) = two;
+          *(float2*)(sh.outputs + rowOf(e, lane) * STRIDE + group * PART + j * 8 + (lane & 3) * 2) = two;
         }
       workers.sync();
-      const int c = part * (D / 2) + half * 128 + lane * 4;
+      const int c = part * (D / 2) + half * PART + lane * 4;
 #pragma unroll 4
-      for (int r = warp / 2; r < rows; r += WARPS / 2) {
+      for (int r = lane * 4 < PART ? warp / 2 : rows; r < rows; r += WARPS / 2) {
         const float4 o = *(const float4*)(from + r * STRIDE);
         const float l = sh.sums[r] + sh.sums[ROWS + r];
         const typename R::Destination to(p, tile, slot, first + r, c, nullptr);

@@ -3,6 +3,5 @@
 // Needed by: models with latent attention.
 #include "gemm_heads.cuh"
 
-HEAD_LINEAR(heads_f32, Float32)
 HEAD_LINEAR(heads_f16, Float16)
 HEAD_LINEAR(heads_bf16, BFloat16)

@@ -29,7 +29,7 @@ import (
 //   - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
 //   - Options: [WithMixedPrecision], [WithBatchInvariance].
 //   - Types and accuracy: those of [Linear]. On GPUs: whole weights, or weights sharded on axis 0 if heads divide evenly; then y is sharded on
-//     axis 1, and x may be. Up to 256 rows, of x in multiples of 4 elements, take one launch; other heads a launch each, and two more.
+//     axis 1, and x may be. Up to 256 rows with weights of 16 bits, of heads in multiples of 4 elements, take one launch; other heads a launch each, and two more.
 //   - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //     second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
@@ -314,7 +314,7 @@ func (r headLinear) onGPU(d *layers.Engine, shapes []tensor.Shape) (g headsOnGPU
 		return g, err
 	}
 	const aligned = 4 // float32 in 16 bytes
-	if g.together = g.rows <= layers.MostHeadRows && g.in%aligned == 0; g.together {
+	if g.together = g.rows <= layers.MostHeadRows && g.in%aligned == 0 && r.w.Bytes() == 2; g.together {
 		return g, nil
 	}
 	g.xEach, g.yEach = g.xHead, g.yHead

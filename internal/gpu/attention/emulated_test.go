@@ -153,6 +153,7 @@ func TestEmulatedLatent(t *testing.T) {
 		t.Skip("kernels for values in keys are those of 9.0")
 	}
 	testLatent(t, m, 22, 300)
+	testLatentPart(t, m, 5, 300)
 	testLatentSchedules(t, m, 300)
 	testLatentPasses(t, m)
 	testLatentNarrow(t, m, 10, 300)

@@ -9,12 +9,14 @@ import (
 // of shared memory in Latent::run.
 
 const (
-	latentDim     = 576 // of keys
-	latentValue   = 512 // of values
-	latentKeys    = 64  // of a chunk
-	latentRows    = 64  // of a product: of an output tile, or a pass's with the parts of a query
-	latentWarps   = 8   // that compute
-	latentThreads = 384 // with the warps that copy
+	latentDim   = 576 // of keys
+	latentValue = 512 // of values
+
+	latentPartDim, latentPartValue = 320, 256 // of one of two parts of these
+	latentKeys                     = 64       // of a chunk
+	latentRows                     = 64       // of a product: of an output tile, or a pass's with the parts of a query
+	latentWarps                    = 8        // that compute
+	latentThreads                  = 384      // with the warps that copy
 )
 
 // latentParams is struct LatentParams.
@@ -51,13 +53,18 @@ func (p *Plan) resultType(o *Operands) attn.DType {
 func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	e, g, kv := p.engine, &p.form.geometry, o.Pages[0].Data.DType
 	parts := 2
-	if g.Mixed || o.Q.DType == kv && p.resultType(o) == kv {
+	switch {
+	case k.halves:
+		if parts, err = 1, p.checkRounded(o, k.kv); err != nil {
+			return err
+		}
+	case g.Mixed || o.Q.DType == kv && p.resultType(o) == kv:
 		parts = 1
 	}
 	shape := e.shapeOf(k, g.Dim)
 	c, _ := e.latentConfig(g.Dim, parts) // choose has found the configuration
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
-	if parts == 1 && p.form.tileRows <= latentFew && box < shape.keys { // it copies small pages with a quarter of the instructions
+	if parts == 1 && !k.halves && p.form.tileRows <= latentFew && box < shape.keys { // it copies small pages with a quarter of the instructions
 		return p.runLatentColumns(s, o, k, latentFew, 2)
 	}
 	p.fill(o, &shape, &c, box)

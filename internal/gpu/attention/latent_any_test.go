@@ -277,7 +277,7 @@ func (n *grouped) check(t testing.TB) {
 	if p.out != attn.Float32 {
 		r.Out = enginetest.Format(p.out)
 	}
-	if hasRoundedQueries(&p.geometry) && n.scale[1] > 0 { // weights of float16, 2^15 times as large, and scales beside twice the greatest
+	if roundsQueries(&p.geometry, p.kv) && n.scale[1] > 0 { // weights of float16, 2^15 times as large, and scales beside twice the greatest
 		r.Least = 0x1p-39 * n.scale[1] / n.scale[0]
 	}
 	p.compare(t, r)

@@ -44,14 +44,29 @@ func latentColumnsFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok
 }
 
-// hasRoundedQueries reports whether products may have queries of 16 bits.
-func hasRoundedQueries(g *attn.Problem) bool { return g.Mixed || g.QueryType == attn.BFloat16 }
+// roundsQueries reports whether products with keys of a type may have queries in one part.
+func roundsQueries(g *attn.Problem, kv attn.DType) bool {
+	if kv == attn.E4M3 {
+		kv = attn.BFloat16
+	}
+	return g.Mixed || g.QueryType == kv
+}
+
+// checkRounded returns an error if queries do not have the type that the plan was built for, by a kernel that rounds them.
+func (p *Plan) checkRounded(o *Operands, kv attn.DType) error {
+	g := &p.form.geometry
+	if of := *g; o.Q.DType != g.QueryType {
+		if of.QueryType = o.Q.DType; !roundsQueries(&of, kv) {
+			return gpu.Errorf("run", attn.ErrDType, "queries of %v for latents of %v, where the plan's QueryType is %v: build a plan with the queries' type", o.Q.DType, kv, g.QueryType)
+		}
+	}
+	return nil
+}
 
 // runLatentNarrow queues attention to latents of E4M3.
 func (p *Plan) runLatentNarrow(s *cuda.Stream, o *Operands, k *kernel) error {
-	g := &p.form.geometry
-	if !g.Mixed && o.Q.DType != attn.BFloat16 {
-		return gpu.Errorf("run", attn.ErrDType, "queries of %v for latents of %v, where the plan's QueryType is %v: build a plan with the queries' type", o.Q.DType, k.kv, g.QueryType)
+	if err := p.checkRounded(o, k.kv); err != nil {
+		return err
 	}
 	columns, entry := latentFew, 0
 	for columns < p.form.tileRows {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -154,11 +155,29 @@ func latentFamilies() []family {
 	return []family{varied, equal, pages, huge}
 }
 
+// testLatentPart: each half of DeepSeek's latents, as a KV head, goes to the kernel for halves if queries have the keys' type or are rounded to it.
+func testLatentPart(t *testing.T, m *machine, n, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	ran := map[string]int{}
+	heads := []int{128, 16, 5, 64, 20}
+	for i := range reftest.AtLeast(n, func() bool { return n < 6 || ran["latent_part_f16"] > 0 && ran["latent_part_bf16"] > 0 }) {
+		s := randomLatent(rng, heads[i%len(heads)], i%3 > 0, longest)
+		if s.Dim, s.ValueDim = latentPartDim, latentPartValue; i%4 == 3 {
+			s.Heads, s.KVHeads = 2*s.Heads, 2
+		}
+		o := options{kv: gpu.Halves[i%2], dense: rng.IntN(4) == 0, mixed: rng.IntN(2) == 0, shape: &s}
+		m.runLatent(t, rng, plan, i, o, ran)
+	}
+	noError(t, plan.Close())
+}
+
 func TestGPULatent(t *testing.T) {
 	m := realGPU(t)
 	if !m.engine.hasEpilogue() {
 		t.Skip("kernels for values in keys are those of 9.0")
 	}
+	testLatentPart(t, m, enginetest.OrShort(150, 30), 20000)
 	testLatent(t, m, enginetest.OrShort(300, 60), 20000)
 	testLatentSchedules(t, m, 3000)
 	testLatentPasses(t, m)

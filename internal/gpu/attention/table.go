@@ -29,7 +29,7 @@ type kernel struct {
 	tile       tile
 	parts      int  // parts of an element of a query, in prefill kernels; 0: a decode kernel
 	exact      bool // queries and outputs must have the type of keys: the kernel does not round them
-	halves     bool // queries must be those of hasRoundedQueries
+	halves     bool // queries must be those of roundsQueries
 
 	features attn.Feature // supported features
 	needs    attn.Feature // features that a problem must have
@@ -134,6 +134,7 @@ const (
 	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
 	latentUnit         = "latent"
+	latentPartUnit     = "latent_part"
 	latentAnyUnit      = "latent_any"
 	anyUnit            = "any"
 	narrowUnit         = "attn_narrow"
@@ -323,6 +324,12 @@ func latentLines() (lines []kernel) {
 			capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, features: latentFeatures, needs: attn.ValuesInKeys,
 		})
 	}
+	for _, kv := range gpu.Halves {
+		lines = append(lines, kernel{
+			family: &latentFamily, unit: latentPartUnit, entries: []string{"latent_part_" + gpu.Name(kv)}, kv: kv, dims: []int{latentPartDim}, value: latentPartValue, halves: true,
+			capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, features: latentFeatures, needs: attn.ValuesInKeys,
+		})
+	}
 	lines = append(lines, kernel{
 		family: &latentNarrowFamily, unit: latentUnit, entries: []string{"latent_e4m3_16", "latent_e4m3_32", "latent_e4m3_64"}, kv: attn.E4M3, dims: []int{latentDim}, value: latentValue,
 		capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, halves: true,
@@ -392,7 +399,7 @@ func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
 	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && (k.spreads || !isSpread(g)) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
-		(!k.halves || hasRoundedQueries(g)) && w.features&^k.features == 0 && w.features&k.needs == k.needs &&
+		(!k.halves || roundsQueries(g, k.kv)) && w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
 }

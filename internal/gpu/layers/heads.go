@@ -2,6 +2,7 @@ package layers
 
 import (
 	"math"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -16,6 +17,7 @@ const (
 	headsThreads = 128
 	headsRows    = 8
 	headsEach    = 8 // output features of a warp
+	headsBlocks  = 3 // of a multiprocessor
 )
 
 // MostHeadRows is the most rows of a HeadLinear: with more rows, the launches of tensor cores for each head take less time.
@@ -25,7 +27,7 @@ const MostHeadRows = 256
 //
 //	Y[h] = X[h] W[h]^T, and behind it the Rest elements that are behind X[h]
 //
-// X and Y are float32: head h of row r begins at element XRow*r + XHead*h of X, and so of Y. W is (Heads*Out, In), of float32, float16 or
+// X and Y are float32: head h of row r begins at element XRow*r + XHead*h of X, and so of Y. W is (Heads*Out, In), of float16 or
 // bfloat16. In is a multiple of 4, and W begins at a multiple of 16 bytes. Y is not X.
 type HeadLinear struct {
 	Rows, Heads, In, Out, Rest int
@@ -38,7 +40,7 @@ type headLinearParams struct {
 	x, w, y                    uint64
 	rows, heads, in, out, rest int32
 	xRow, xHead, yRow, yHead   int32
-	blocks                     int32
+	sharers                    int32
 }
 
 func (o *HeadLinear) check(op string) error {
@@ -55,8 +57,8 @@ func (o *HeadLinear) check(op string) error {
 	if err := o.X.CheckFloats(op, "x", (o.Rows-1)*o.XRow+(o.Heads-1)*o.XHead+o.In+o.Rest); err != nil {
 		return err
 	}
-	if !gpu.Known(o.W.DType) {
-		return gpu.Errorf(op, attn.ErrDType, "w is %v", o.W.DType)
+	if !slices.Contains(gpu.Halves, o.W.DType) {
+		return gpu.Errorf(op, attn.ErrDType, "w is %v, want %v or %v", o.W.DType, attn.Float16, attn.BFloat16)
 	}
 	if err := o.W.Check(op, "w", o.Heads*o.Out*o.In); err != nil {
 		return err
@@ -75,24 +77,27 @@ func (d *Engine) HeadLinear(s *cuda.Stream, o *HeadLinear) error {
 	if d.heads == nil {
 		k := make(map[attn.DType]*cuda.Function)
 		all := make(map[string]**cuda.Function)
-		for _, t := range gpu.Types {
+		for _, t := range gpu.Halves {
 			all["heads_"+gpu.Name(t)] = new(*cuda.Function)
 		}
 		if err := d.functions(headsUnit, all); err != nil {
 			return err
 		}
-		for _, t := range gpu.Types {
+		for _, t := range gpu.Halves {
 			k[t] = *all["heads_"+gpu.Name(t)]
 		}
 		d.heads = k
 	}
 	p := headLinearParams{
 		x: o.X.Address(), w: o.W.Address(), y: o.Y.Address(), rows: int32(o.Rows), heads: int32(o.Heads), in: int32(o.In), out: int32(o.Out), rest: int32(o.Rest),
-		xRow: int32(o.XRow), xHead: int32(o.XHead), yRow: int32(o.YRow), yHead: int32(o.YHead), blocks: int32(attn.Ceil(o.Out, headsThreads/32*headsEach)),
+		xRow: int32(o.XRow), xHead: int32(o.XHead), yRow: int32(o.YRow), yHead: int32(o.YHead),
 	}
+	// A wave of thread blocks.
+	items := o.Heads * attn.Ceil(o.Rows, headsRows)
+	p.sharers = int32(min(attn.Ceil(o.Out, headsThreads/32*headsEach), max(1, headsBlocks*d.info.Multiprocessors/items)))
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X, o.W, o.Y)
-	grid := cuda.Grid{Blocks: [3]int{o.Heads * int(p.blocks) * attn.Ceil(o.Rows, headsRows)}, Threads: [3]int{headsThreads}, Overlap: d.overlap(), Waits: true}
+	grid := cuda.Grid{Blocks: [3]int{items * int(p.sharers)}, Threads: [3]int{headsThreads}, Overlap: d.overlap(), Waits: true}
 	return d.heads[o.W.DType].Launch(s, grid, &d.args)
 }

@@ -29,7 +29,7 @@ func testHeadLinear(t *testing.T, m *machine, d *Engine, cases, most int) {
 		gap := enginetest.Pick(rng, 0, 5)
 		o.XHead, o.YHead = o.In+o.Rest+gap, o.Out+o.Rest+gap
 		o.XRow, o.YRow = o.Heads*o.XHead+gap, o.Heads*o.YHead+gap
-		kind := enginetest.Pick(rng, gpu.Types...)
+		kind := enginetest.Pick(rng, gpu.Halves...)
 		numbers := func(n int, as attn.DType, spread float64) (gpu.Memory, []float64) {
 			x, data := make([]float64, n), make([]byte, n*as.Size())
 			for j := range x {
@@ -86,6 +86,7 @@ func testHeadLinear(t *testing.T, m *machine, d *Engine, cases, most int) {
 	// What is wrong is refused.
 	x := m.empty(t, 64)
 	of := HeadLinear{Rows: 1, Heads: 2, In: 4, Out: 4, XRow: 8, XHead: 4, YRow: 8, YHead: 4, X: x, W: x, Y: x}
+	of.W.DType = attn.Float16
 	for name, change := range map[string]func(o *HeadLinear){
 		"no heads":      func(o *HeadLinear) { o.Heads = 0 },
 		"odd heads":     func(o *HeadLinear) { o.In = 3 },
