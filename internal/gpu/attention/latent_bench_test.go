@@ -20,11 +20,19 @@ func BenchmarkGPULatent(b *testing.B) {
 		b.Skip("kernels for values in keys are those of 9.0")
 	}
 	for _, c := range []latentRun{
-		{16, 1, 16, 8192, 64}, {64, 1, 16, 8192, 64}, {1, 1, 16, 131072, 64}, {16, 1, 64, 32768, 64}, {64, 1, 16, 8192, 16}, {64, 1, 32, 8192, 64},
-		{64, 2, 16, 8192, 64}, {64, 4, 16, 8192, 64}, {1, 1, 16, 8192, 64}, {1, 1, 128, 8192, 64}, {1, 1, 128, 65536, 64}, {16, 1, 128, 8192, 64},
-		{64, 1, 128, 4096, 64}, {128, 1, 128, 4096, 64},
+		{16, 1, 16, 8192, 64, false}, {64, 1, 16, 8192, 64, false}, {1, 1, 16, 131072, 64, false}, {16, 1, 64, 32768, 64, false}, {64, 1, 16, 8192, 16, false}, {64, 1, 32, 8192, 64, false},
+		{64, 2, 16, 8192, 64, false}, {64, 4, 16, 8192, 64, false}, {1, 1, 16, 8192, 64, false}, {1, 1, 128, 8192, 64, false}, {1, 1, 128, 65536, 64, false}, {16, 1, 128, 8192, 64, false},
+		{64, 1, 128, 4096, 64, false}, {128, 1, 128, 4096, 64, false},
 	} {
 		c.measure(b, m, attn.BFloat16, attn.Mask{Causal: true})
+	}
+}
+
+// BenchmarkGPULatentPart measures the kernel for half of a latent vector in the same way, and the one for whole vectors beside it.
+func BenchmarkGPULatentPart(b *testing.B) {
+	m := realGPU(b)
+	for _, c := range []latentRun{{8, 1, 128, 32768, 64, true}, {8, 1, 128, 32768, 64, false}, {1, 1, 128, 262144, 64, true}, {1, 1, 128, 262144, 64, false}, {64, 1, 16, 8192, 64, true}} {
+		b.Run(fmt.Sprintf("part_%v", c.part), func(b *testing.B) { c.measure(b, m, attn.BFloat16, attn.Mask{Causal: true}) })
 	}
 }
 
@@ -33,7 +41,7 @@ func BenchmarkGPULatent(b *testing.B) {
 func BenchmarkGPULatentAny(b *testing.B) {
 	m := realGPU(b)
 	for _, kv := range []attn.DType{attn.BFloat16, attn.Float32, attn.E4M3} {
-		for _, c := range []latentRun{{64, 1, 16, 8192, 64}, {16, 1, 64, 32768, 64}, {64, 4, 16, 8192, 64}, {1, 1, 128, 65536, 64}} {
+		for _, c := range []latentRun{{64, 1, 16, 8192, 64, false}, {16, 1, 64, 32768, 64, false}, {64, 4, 16, 8192, 64, false}, {1, 1, 128, 65536, 64, false}} {
 			b.Run(kv.String(), func(b *testing.B) { c.measure(b, m, kv, attn.Mask{Causal: true, Window: 1 << 30}) })
 		}
 	}
@@ -46,18 +54,25 @@ func BenchmarkGPULatentNarrow(b *testing.B) {
 		b.Skip("kernels for values in keys are those of 9.0")
 	}
 	for _, c := range []latentRun{
-		{64, 1, 16, 8192, 64}, {16, 1, 16, 8192, 64}, {1, 1, 16, 131072, 64}, {64, 1, 16, 8192, 16}, {16, 1, 64, 32768, 64}, {64, 2, 16, 8192, 64}, {64, 4, 16, 8192, 64}, {1, 1, 128, 65536, 64}, {64, 1, 128, 4096, 64},
+		{64, 1, 16, 8192, 64, false}, {16, 1, 16, 8192, 64, false}, {1, 1, 16, 131072, 64, false}, {64, 1, 16, 8192, 16, false}, {16, 1, 64, 32768, 64, false}, {64, 2, 16, 8192, 64, false}, {64, 4, 16, 8192, 64, false}, {1, 1, 128, 65536, 64, false}, {64, 1, 128, 4096, 64, false},
 	} {
 		c.measure(b, m, attn.E4M3, attn.Mask{Causal: true})
 	}
 }
 
 // latentRun is a shape of BenchmarkGPULatent.
-type latentRun struct{ batch, queries, heads, keys, page int }
+type latentRun struct {
+	batch, queries, heads, keys, page int
+	part                              bool // half of a latent vector
+}
 
 func (c latentRun) measure(b *testing.B, m *machine, kv attn.DType, mask attn.Mask) {
 	b.Run(fmt.Sprintf("b%d_q%d_h%d_n%d_p%d", c.batch, c.queries, c.heads, c.keys, c.page), func(b *testing.B) {
-		const d, v, launches = 576, 512, 8
+		const launches = 8
+		d, v := latentDim, latentValue
+		if c.part {
+			d, v = latentPartDim, latentPartValue
+		}
 		g := attn.Problem{
 			Heads: c.heads, KVHeads: 1, Dim: d, ValueDim: v, PageTokens: c.page, Scale: 0.07, Mask: mask,
 			Pages: latentPages(kv, d, v), Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * v, Head: v}, LSE: attn.Strides{Row: c.heads, Head: 1},
