@@ -16,7 +16,6 @@ import (
 
 	"gorgonia.org/leanattention/device"
 
-
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/layers"

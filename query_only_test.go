@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -277,19 +279,132 @@ func TestQueryOnlyRefused(t *testing.T) {
 	}
 }
 
-// TestGPUQueryOnly: a cache on a GPU refuses such rows.
+// TestGPUsQueryOnly: caches of GPUs that share a context, and rotations of int8 and E4M3, refuse such rows.
+func TestGPUsQueryOnly(t *testing.T) {
+	gpu := devicetest.OpenSome(t, 2)
+	for _, c := range []struct {
+		config la.CacheConfig
+		text   string
+	}{
+		{la.CacheConfig{KVHeads: 1}, "keep the cache in host memory, or on GPUs that share heads"},
+		{la.CacheConfig{KVHeads: 2, DType: la.E4M3}, "E4M3 with WithRotary: use 16 bits"},
+	} {
+		c.config.Layers, c.config.HeadDim, c.config.Pages, c.config.Device = 1, 64, 4, gpu
+		cache := graphtest.NewCache(t, c.config)
+		step, err := cache.NewStep(3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := G.NewGraph()
+		q := func(name string) *G.Node {
+			return G.NewMatrix(g, tensor.Float32, G.WithShape(3, 64*c.config.KVHeads), G.WithName(name))
+		}
+		if _, err := la.CachedAttention(q("q"), q("k"), q("v"), step.Layer(0), la.WithCausal(), la.WithRotary(rope.Config{})); err != nil {
+			t.Fatal(err)
+		}
+		seq, err := cache.NewSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := step.Set([]la.Append{{Seq: seq, Tokens: 1, QueryOnly: true}}); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), c.text) {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGPUQueryOnly: on a GPU such rows have the outputs of the CPU, beside rows that are stored, with and without rotation, and store nothing.
 func TestGPUQueryOnly(t *testing.T) {
-	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 4, Device: devicetest.Open(t)})
-	step, err := cache.NewStep(3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	seq, err := cache.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := step.Set([]la.Append{{Seq: seq, Tokens: 1, QueryOnly: true}}); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "keep the cache in host memory") {
-		t.Error(err)
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
+	for turn, c := range []la.CacheConfig{
+		{KVHeads: 2, HeadDim: 64, DType: la.Float16}, {KVHeads: 1, HeadDim: 40, ValueDim: 32, ValuesInKeys: true}, {KVHeads: 1, HeadDim: 136, ValueDim: 128, ValuesInKeys: true, DType: la.E4M3},
+	} {
+		const rows = 5
+		var draws [6][3]*tensor.Dense
+		for i := range draws {
+			for j, heads := range []int{4 * c.KVHeads, c.KVHeads, c.KVHeads} {
+				x := make([]float64, rows*heads*c.HeadDim)
+				for k := range x {
+					x[k] = rng.NormFloat64()
+				}
+				draws[i][j] = graphtest.TensorOf(tensor.Float32, x, rows, heads*c.HeadDim)
+			}
+		}
+		seed := rng.Uint64()
+		var all [2][][]float32
+		var saved [2][]byte
+		for at, on := range []*device.GPU{nil, gpu} {
+			c.Layers, c.Pages, c.PageSize, c.Device = 1, 60, 3, on
+			cache := graphtest.NewCache(t, c)
+			la.PoisonFree(cache)
+			step, err := cache.NewStep(rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := G.NewGraph()
+			var in [3]*G.Node
+			for j := range in {
+				if j == 2 && c.ValuesInKeys {
+					continue
+				}
+				in[j] = G.NewMatrix(g, tensor.Float32, G.WithShape(draws[0][j].Shape()...), G.WithName("x"+string(rune('0'+j))))
+			}
+			v := in[2] // nil with ValuesInKeys
+			opts := []la.Option{la.WithCausal()}
+			if turn != 1 {
+				opts = append(opts, la.WithRotary(rope.Config{Dim: 8, Last: c.ValuesInKeys}))
+			}
+			out, err := la.CachedAttention(in[0], in[1], v, step.Layer(0), opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			vm := G.NewTapeMachine(g)
+			seqs := []*la.Sequence{newSequence(t, cache), newSequence(t, cache), newSequence(t, cache)}
+			rng := rand.New(rand.NewPCG(seed, 1))
+			for i := range draws {
+				for j := range in {
+					if j == 2 && v == nil {
+						continue
+					}
+					var value G.Value = draws[i][j]
+					if on != nil {
+						if value, err = on.Upload(draws[i][j]); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := G.Let(in[j], value); err != nil {
+						t.Fatal(err)
+					}
+				}
+				appends := []la.Append{{Seq: seqs[0], Tokens: 1, QueryOnly: i > 0 && rng.IntN(2) == 0}, {Seq: seqs[1], Tokens: 1 + rng.IntN(2)}, {Seq: seqs[2], Tokens: 1, QueryOnly: i != 2, Positions: []int{rng.IntN(50)}}}
+				if err := step.Run(appends, func() error { defer vm.Reset(); return la.Cause(vm.RunAll()) }); err != nil {
+					t.Fatal(err)
+				}
+				y, _ := out.Value().(*tensor.Dense)
+				if d, ok := out.Value().(*device.Tensor); ok {
+					if y, err = d.Download(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				all[at] = append(all[at], slices.Clone(y.Float32s()))
+			}
+			if seqs[2].Len() != 1 {
+				t.Errorf("%d tokens are stored", seqs[2].Len())
+			}
+			if saved[at] = savedBytes(t, seqs[0]); turn == 1 && at == 1 && !bytes.Equal(saved[0], saved[1]) {
+				t.Error("other keys are stored")
+			}
+			if err := vm.Close(); err != nil {
+				t.Fatal(err)
+			}
+			closeCache(t, cache)
+		}
+		for i, want := range all[0] {
+			for j, w := range want {
+				if y := all[1][i][j]; !(math.Abs(float64(y-w)) <= 0.01) {
+					t.Fatalf("cache %d, step %d, element %d: %v, want %v", turn, i, j, y, w)
+				}
+			}
+		}
 	}
 }
 

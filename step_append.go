@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/kvstore"
 )
 
 // Append assigns the next Tokens rows of a step to a sequence, as its next tokens.
@@ -37,7 +38,7 @@ type Append struct {
 	// attend. Layers have the log-sum-exp of the row.
 	//
 	//   - Tokens is 1, and Parents nil. Positions has the row's position; the default is the number of tokens.
-	//   - The cache is in host memory. Layers are CachedAttention without [WithWindow], [WithALiBi] and [WithSinks]. Otherwise Set is
+	//   - The cache is in host memory, or on one GPU or several that share heads. Layers are CachedAttention without [WithWindow], [WithALiBi] and [WithSinks]. Otherwise Set is
 	//     [ErrUnsupported].
 	QueryOnly bool
 }
@@ -67,8 +68,8 @@ func (s *Step) checkQuery(op string, i int, a *Append) error {
 	switch c := &s.cache.config; {
 	case a.Tokens != 1 || a.Parents != nil:
 		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, with %d tokens and a tree: %v: want one token and no tree", i, a.Tokens, a.Parents != nil)
-	case c.Device != nil:
-		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache is on %s: keep the cache in host memory", i, s.cache.store.Where())
+	case c.Device != nil && !s.cache.queriesThere():
+		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache is on %s: keep the cache in host memory, or on GPUs that share heads", i, s.cache.store.Where())
 	case c.Window != 0:
 		return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache keeps a Window of %d tokens", i, c.Window)
 	}
@@ -76,8 +77,17 @@ func (s *Step) checkQuery(op string, i int, a *Append) error {
 		if err := p.queryFits(op); err != nil {
 			return err
 		}
+		if g := &p.geometry; s.cache.config.Device != nil && g.Rotary != (attn.Rotary{}) && !g.Pages.InKeys() && kvstore.HasScales(s.cache.config.DType) {
+			return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache on %s has %v with WithRotary: use 16 bits", i, s.cache.store.Where(), s.cache.config.DType)
+		}
 	}
 	return nil
+}
+
+// queriesThere reports whether a cache on GPUs takes rows that are QueryOnly: each GPU has all tokens of a sequence.
+func (c *Cache) queriesThere() bool {
+	d, ok := c.store.(*kvstore.DevicePages)
+	return ok && d.Shards() == 1
 }
 
 // queryFits returns an error if the layers of a plan do not support rows that are QueryOnly.

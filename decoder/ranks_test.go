@@ -51,6 +51,9 @@ func TestRanks(t *testing.T) {
 // TestRanksTPLA: two processes with a GPU and a half of latent vectors each continue texts as one process with both halves, with one sum of
 // all heads. Other numbers of shards are refused.
 func TestRanksTPLA(t *testing.T) {
+	if !reftest.Every(t) {
+		t.Skip("it takes seconds")
+	}
 	if !rankstest.Child() {
 		one := rankstest.Run(t, 1, nil)
 		if one[0].Err != nil || len(one[0].Text) < 60 {
@@ -65,11 +68,7 @@ func TestRanksTPLA(t *testing.T) {
 	}
 	gpu, comm := joinRanks(t, nil)
 	var b strings.Builder
-	models := latentModels(t)[1:3] // with biases, and without a projection of queries
-	if !reftest.Every(t) {
-		models = models[1:]
-	}
-	for _, m := range models {
+	for _, m := range latentModels(t)[1:3] { // with biases, and without a projection of queries
 		c := m.changed(t, map[string]any{"kv_lora_rank": 32, "intermediate_size": 128})
 		of := func(layer int) *nn.TPLA { return &nn.TPLA{Seed: uint64(layer)} }
 		fmt.Fprintln(&b, m.Name, ranksText(t, c, gpu, comm, of))

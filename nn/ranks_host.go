@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/ranks"
@@ -24,7 +27,8 @@ import (
 //
 //   - With the latent vectors of [MLA], pass the output of [MLA.Absorbed], whose values' weights stand before the exchange, and the
 //     log-sum-exp of the attention: heads*value elements of a row cross in place of heads*latent. The result is exact.
-//   - Types: float32 or float64, in host memory, for ranks that have joined without GPUs. On a GPU: ErrUnsupported when run.
+//   - Types: float32 or float64, in host memory, for ranks that have joined without GPUs; float32 on the rank's GPU. There, states cross to
+//     all ranks, as many broadcasts as ranks.
 //   - A rank without keys has a log-sum-exp of -Inf, and its output is not read.
 //   - All ranks have the same rows and run the same collectives in the same order. A world of one returns out.
 //   - Gradients: ErrUnsupported.
@@ -126,6 +130,86 @@ func mergedHeads[F float](r mergedRanks, in []G.Value, shape tensor.Shape) (G.Va
 	t, y := output[F](shape)
 	err = attention.MergeStates(cpu.Default(), attention.States[F]{Out: y, LSE: make([]F, n/dim)}, dim, states...)
 	return t, engineError(r.title(), err)
+}
+
+// rankStates says where a rank's states lie in an exchange of all states: for each owner its heads' outputs, and behind them their
+// log-sum-exps, each from a multiple of 16 bytes on.
+type rankStates struct {
+	world      ranks.World
+	rows, dim  int
+	heads      int
+	outs, lses []int // by owner, the first elements
+	all        int   // elements
+}
+
+func (r mergedRanks) states(in []tensor.Shape) rankStates {
+	heads := in[1][1]
+	s := rankStates{world: r.comm.World(), rows: in[0][0], heads: heads, dim: in[0][1] / heads}
+	aligned := func(n int) int { return (n + 3) / 4 * 4 }
+	for rank := range s.world.Size {
+		from, to := s.of(rank)
+		s.outs = append(s.outs, s.all)
+		s.all += aligned(s.rows * (to - from) * s.dim)
+		s.lses = append(s.lses, s.all)
+		s.all += aligned(s.rows * (to - from))
+	}
+	return s
+}
+
+// of returns the heads of an owner.
+func (s *rankStates) of(rank int) (from, to int) {
+	w := s.world
+	w.Rank = rank
+	return w.Part(s.heads)
+}
+
+func (r mergedRanks) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
+	s := r.states(in)
+	c.Scratch = func(*layers.Engine) (int, error) { return (s.world.Size+1)*s.all + s.merged(nil, nil).Needs(), nil }
+}
+
+// merged is the merging of the ranks' states of this rank's heads.
+func (s *rankStates) merged(w *ongpu.Work, of func(rank int) gpu.Memory) *layers.States {
+	own := s.world.Rank
+	from, to := s.of(own)
+	n := s.rows * (to - from)
+	o := &layers.States{Rows: n, Dim: s.dim, LSEs: make([]gpu.Memory, s.world.Size)}
+	if w == nil {
+		return o
+	}
+	o.Out = w.Out
+	for rank := range o.LSEs {
+		o.Outs, o.LSEs[rank] = append(o.Outs, part(of(rank), s.outs[own], n*s.dim)), part(of(rank), s.lses[own], n)
+	}
+	return o
+}
+
+// launch packs the states by owners, sends them to all ranks, and merges those of the rank's own heads.
+func (r mergedRanks) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	s := r.states(in)
+	all := s.all
+	packed := part(w.Scratch, 0, all)
+	of := func(rank int) gpu.Memory { return part(w.Scratch, (rank+1)*all, all) }
+	for rank := range s.world.Size {
+		from, to := s.of(rank)
+		for _, x := range []struct{ operand, dim, at int }{{0, s.dim, s.outs[rank]}, {1, 1, s.lses[rank]}} {
+			n := (to - from) * x.dim
+			m := attn.Move{Dims: [3]int{1, 1, s.rows}, N: n, From: attn.Lattice{At: from * x.dim, Steps: [3]int{0, 0, s.heads * x.dim}}, To: attn.Lattice{At: x.at, Steps: [3]int{0, 0, n}}}
+			if err := w.Move(&layers.Move{Move: m, X: w.In[x.operand].Memory, Y: packed}); err != nil {
+				return err
+			}
+		}
+	}
+	for rank := range s.world.Size {
+		send := *w
+		send.In, send.Out = []ongpu.Operand{{Memory: packed}}, of(rank)
+		if err := r.comm.Internal().Queue(&send, ongpu.Broadcast, all, rank); err != nil {
+			return err
+		}
+	}
+	o := s.merged(w, of)
+	o.Scratch = part(w.Scratch, (s.world.Size+1)*all, o.Needs())
+	return w.MergeStates(o)
 }
 
 // inHost is a collective of host memory.

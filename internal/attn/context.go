@@ -34,7 +34,7 @@ func (p ContextShard) AppendKeys(list, pages []int32, keys, pageTokens int) (own
 }
 
 // AppendSlots appends to slots, for each row, the slot of its new token in the shard: page*pageTokens + slot. The slot is -1 for a row of no
-// sequence, and for a token of another shard.
+// sequence, for a token of another shard, and for one that is not stored.
 func (p ContextShard) AppendSlots(slots []int, seqs []Sequence, rows, pageTokens int) []int {
 	first := len(slots)
 	for range rows {
@@ -42,6 +42,9 @@ func (p ContextShard) AppendSlots(slots []int, seqs []Sequence, rows, pageTokens
 	}
 	for i := range seqs {
 		q := &seqs[i]
+		if q.QueryOnly {
+			continue
+		}
 		for t := range q.Queries {
 			key := q.Keys - q.Queries + t
 			if page := q.Pages[key/pageTokens]; p.Has(page) {

@@ -161,6 +161,8 @@ func (p *DevicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 		part, of, mine := &s.parts[i], p.pages.Parts[i], seqs
 		if s.context != nil {
 			mine = part.of(of.shard, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
+		} else if part.slots = nil; slices.ContainsFunc(seqs, func(q attn.Sequence) bool { return q.QueryOnly }) {
+			part.slots = of.shard.AppendSlots(make([]int, 0, rows), seqs, rows, p.geometry.PageTokens)
 		}
 		// With this capacity the form of the launches does not depend on lengths, so a recording stays valid.
 		if err := p.planPart(op, lead.Members[i], part, mine, rows, capacity(rows, of.pages)); err != nil {

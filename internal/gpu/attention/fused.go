@@ -134,7 +134,7 @@ func (p *Plan) appending() Appending {
 	}
 }
 
-// canAppend reports whether the step has new keys and values to store.
+// canAppend reports whether the step has new keys and values to store, of all rows of sequences.
 func (p *Plan) canAppend(op string) bool {
-	return p.ready(op) == nil && !p.form.idle && p.appends
+	return p.ready(op) == nil && !p.form.idle && p.appends && !p.given
 }

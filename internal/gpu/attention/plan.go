@@ -55,7 +55,8 @@ type Plan struct {
 	lastPage  int  // the highest page number
 	mostSlots int  // largest number of used slots of a page
 	liveKeys  int  // of all sequences: keys that some query attends to
-	appends   bool // the keys of every sequence include its new tokens
+	appends   bool // new tokens have slots
+	given     bool // which the caller of BuildPart has given
 
 	outType   attn.DType // of the step's results, where launches write states
 	fused     bool       // attention is a part of launches with other work
@@ -286,6 +287,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 		}
 	}
 
+	p.given = slots != nil
 	p.state, p.anyAppend, p.rotatedQ, p.lastPage = built, false, gpu.Memory{}, need.lastPage
 	few := p.assign(&g, seqs, rows, &form, who)
 	p.listSlopes(&g)
