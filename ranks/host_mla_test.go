@@ -10,7 +10,6 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/rankstest"
-	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
 	"gorgonia.org/leanattention/rope"
@@ -198,23 +197,6 @@ func TestHostContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	rankstest.Write(t, allRight(comm.World().Size, comm.World().Rank))
-}
-
-// TestContext is TestHostContext of two ranks with a GPU each.
-func TestContext(t *testing.T) {
-	if !rankstest.Child() {
-		for rank, r := range rankstest.Run(t, 2, nil) {
-			if r.Err != nil || r.Text != allRight(2, rank) {
-				t.Errorf("rank %d: %v: %q\n%s", rank, r.Err, r.Text, r.Output)
-			}
-		}
-		return
-	}
-	mlaWidth, mlaNope, mlaRope, mlaValue = 8, 8, 8, 4
-	r := join(t)
-	testContext(t, r.comm, r.gpu, reftest.Cases(t, 16, 40), 1e-4)
-	r.leave()
-	rankstest.Write(t, allRight(r.world.Size, r.world.Rank))
 }
 
 // testContext compares the ranks' parts of the context, on their GPUs if there are some, with all of it in host memory.

@@ -524,3 +524,20 @@ type pair struct{ value, grad G.Value }
 
 func (p pair) Value() G.Value         { return p.value }
 func (p pair) Grad() (G.Value, error) { return p.grad, nil }
+
+// TestContext is TestHostContext of two ranks with a GPU each.
+func TestContext(t *testing.T) {
+	if !rankstest.Child() {
+		for rank, r := range rankstest.Run(t, 2, nil) {
+			if r.Err != nil || r.Text != allRight(2, rank) {
+				t.Errorf("rank %d: %v: %q\n%s", rank, r.Err, r.Text, r.Output)
+			}
+		}
+		return
+	}
+	mlaWidth, mlaNope, mlaRope, mlaValue = 8, 8, 8, 4
+	r := join(t)
+	testContext(t, r.comm, r.gpu, reftest.Cases(t, 16, 40), 1e-4)
+	r.leave()
+	rankstest.Write(t, allRight(r.world.Size, r.world.Rank))
+}
