@@ -6,7 +6,7 @@
 #pragma once
 #include "copy.cuh"
 
-constexpr int HEADS_THREADS = 128, HEADS_ROWS = 8, HEADS_EACH = 8;
+constexpr int HEADS_THREADS = 128, HEADS_ROWS = 8, HEADS_EACH = 4;
 
 // Elements of x: row r of head h begins at xRow*r + xHead*h, and has `in` elements, and `rest` behind them that are copied behind the
 // head's outputs. The same of y.
@@ -21,12 +21,12 @@ struct HeadLinearParams {
 
 // A lane keeps N of its 2 N sums, gives the others to another lane, and adds what that has of those it keeps. mine: the number of the first.
 template <int N> __device__ __forceinline__ void halve(float (&sums)[HEADS_ROWS * HEADS_EACH], int& mine, int lane) {
-  const bool high = lane & (N / 2);
+  const bool high = lane & N;
   mine += high ? N : 0;
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const float give = high ? sums[i] : sums[i + N], keep = high ? sums[i + N] : sums[i];
-    sums[i] = keep + __shfl_xor_sync(~0u, give, N / 2);
+    sums[i] = keep + __shfl_xor_sync(~0u, give, N);
   }
 }
 
@@ -94,12 +94,10 @@ template <class Store> __device__ __forceinline__ void headLinear(const HeadLine
       }
     }
     int mine = 0;
-    halve<32>(sums, mine, lane), halve<16>(sums, mine, lane), halve<8>(sums, mine, lane), halve<4>(sums, mine, lane), halve<2>(sums, mine, lane);
-    static_assert(ROWS * EACH == 64, "two sums remain");
+    halve<16>(sums, mine, lane), halve<8>(sums, mine, lane), halve<4>(sums, mine, lane), halve<2>(sums, mine, lane), halve<1>(sums, mine, lane);
+    static_assert(ROWS * EACH == 32, "a sum remains");
     const int r = mine / EACH, f = first + mine % EACH;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      if (r < rows && f + i < p.out) to[(long long)r * p.yRow + f + i] = sums[i];
+    if (r < rows && f < p.out) to[(long long)r * p.yRow + f] = sums[0];
   }
   if (share > 0) return;
   for (int i = threadIdx.x; i < rows * p.rest; i += HEADS_THREADS) {
@@ -109,4 +107,4 @@ template <class Store> __device__ __forceinline__ void headLinear(const HeadLine
 }
 
 #define HEAD_LINEAR(name, Store) \
-  extern "C" __global__ void __launch_bounds__(HEADS_THREADS, 3) name(const __grid_constant__ HeadLinearParams p) { headLinear<Store>(p); }
+  extern "C" __global__ void __launch_bounds__(HEADS_THREADS, 4) name(const __grid_constant__ HeadLinearParams p) { headLinear<Store>(p); }

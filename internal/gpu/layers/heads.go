@@ -16,8 +16,8 @@ const headsUnit = "heads"
 const (
 	headsThreads = 128
 	headsRows    = 8
-	headsEach    = 8 // output features of a warp
-	headsBlocks  = 3 // of a multiprocessor
+	headsEach    = 4 // output features of a warp
+	headsBlocks  = 4 // of a multiprocessor
 )
 
 // MostHeadRows is the most rows of a HeadLinear: with more rows, the launches of tensor cores for each head take less time.
