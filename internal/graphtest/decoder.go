@@ -67,7 +67,7 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 	case kv == la.E4M3 || kv == tensor.Int8: // the same, relative to the largest scale of the values
 		r.Least = 0x1p-35
 	}
-	if p.Real && p.Rotary != nil { // a rotated key or query may round to a neighbour of the expected number
+	if p.GPU != nil && p.Rotary != nil { // a rotated key or query may round to a neighbour of the expected number
 		r.Query = max(r.Query, 2*Format(kv).Unit(), 2*Format(query).Unit(), 0x1p-20)
 	}
 	return r
