@@ -27,8 +27,23 @@ struct SolverParams {
   float epsilon, rate, decay;
 };
 
-// Calls f for a thread's elements of the block's piece.
-template <class F> __device__ __forceinline__ void solverEach(const SolverParams& p, F f) {
+// Elements that a thread reads and writes together.
+struct SolverOne {
+  static constexpr int N = 1;
+  float v[1];
+  __device__ __forceinline__ void load(const float* from) { v[0] = *from; }
+  __device__ __forceinline__ void store(float* to) const { *to = v[0]; }
+};
+
+struct SolverFour {
+  static constexpr int N = 4;
+  alignas(16) float v[4];
+  __device__ __forceinline__ void load(const float* from) { *(float4*)v = *(const float4*)from; }
+  __device__ __forceinline__ void store(float* to) const { *(float4*)to = *(const float4*)v; }
+};
+
+// Calls f for a thread's elements of the block's piece, four at a time where FOURS and all memory begins at a multiple of 16 bytes.
+template <bool FOURS, class F> __device__ __forceinline__ void solverEach(const SolverParams& p, F f) {
   int low = 0, high = p.count;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -37,7 +52,13 @@ template <class F> __device__ __forceinline__ void solverEach(const SolverParams
   }
   const SolverWeight x = p.weights[low];
   const long long from = (blockIdx.x - x.first) * SOLVER_PIECE, end = x.n < from + SOLVER_PIECE ? x.n : from + SOLVER_PIECE;
-  for (long long i = from + threadIdx.x; i < end; i += TRAINING_THREADS) f(x, i);
+  if constexpr (FOURS) if (end - from == SOLVER_PIECE && ((u64)x.w | (u64)x.g | (u64)x.a | (u64)x.m | (u64)x.v) % 16 == 0) {
+#pragma unroll 2
+    for (int i = threadIdx.x * 4; i < SOLVER_PIECE; i += TRAINING_THREADS * 4) f(x, from + i, SolverFour());
+    return;
+  }
+#pragma unroll 8
+  for (long long i = from + threadIdx.x; i < end; i += TRAINING_THREADS) f(x, i, SolverOne());
 }
 
 // An element of a gradient.
@@ -48,7 +69,7 @@ __device__ __forceinline__ float solverGradient(const SolverWeight& x, long long
 // a = a + g, or a = g.
 __device__ __forceinline__ void solverAdd(const SolverParams& p) {
   beginTraining();
-  solverEach(p, [&](const SolverWeight& x, long long i) { x.a[i] = p.fresh ? x.g[i] : solverGradient(x, i); });
+  solverEach<false>(p, [&](const SolverWeight& x, long long i, SolverOne) { x.a[i] = p.fresh ? x.g[i] : solverGradient(x, i); });
 }
 
 // The sum of the squares of a piece of the gradients.
@@ -56,7 +77,7 @@ __device__ __forceinline__ void solverSquares(const SolverParams& p) {
   __shared__ double sums[TRAINING_THREADS];
   beginTraining();
   double sum = 0;
-  solverEach(p, [&](const SolverWeight& x, long long i) {
+  solverEach<false>(p, [&](const SolverWeight& x, long long i, SolverOne) {
     const double g = solverGradient(x, i);
     sum = __fma_rn(g, g, sum); // g*g has no rounding
   });
@@ -74,15 +95,22 @@ __device__ __forceinline__ void solverSquares(const SolverParams& p) {
 //	w = w - rate (u + decay w)
 __device__ __forceinline__ void solverUpdate(const SolverParams& p) {
   beginTraining();
-  solverEach(p, [&](const SolverWeight& x, long long i) {
-    float u = __fmul_rn(p.scale, solverGradient(x, i));
-    if (p.moments) {
-      const float m = __fadd_rn(__fmul_rn(p.beta1, x.m[i]), __fmul_rn(p.rest1, u));
-      const float v = __fadd_rn(__fmul_rn(p.beta2, x.v[i]), __fmul_rn(p.rest2, __fmul_rn(u, u)));
-      x.m[i] = m, x.v[i] = v;
-      u = __fdiv_rn(__fmul_rn(p.correct1, m), __fadd_rn(__fsqrt_rn(__fmul_rn(p.correct2, v)), p.epsilon));
+  solverEach<true>(p, [&](const SolverWeight& x, long long i, auto w) {
+    decltype(w) g, more, m, v;
+    w.load(x.w + i), g.load(x.g + i);
+    if (x.a) more.load(x.a + i);
+    if (p.moments) m.load(x.m + i), v.load(x.v + i);
+#pragma unroll
+    for (int e = 0; e < w.N; e++) {
+      float u = __fmul_rn(p.scale, x.a ? __fadd_rn(more.v[e], g.v[e]) : g.v[e]);
+      if (p.moments) {
+        m.v[e] = __fadd_rn(__fmul_rn(p.beta1, m.v[e]), __fmul_rn(p.rest1, u));
+        v.v[e] = __fadd_rn(__fmul_rn(p.beta2, v.v[e]), __fmul_rn(p.rest2, __fmul_rn(u, u)));
+        u = __fdiv_rn(__fmul_rn(p.correct1, m.v[e]), __fadd_rn(__fsqrt_rn(__fmul_rn(p.correct2, v.v[e])), p.epsilon));
+      }
+      w.v[e] = __fsub_rn(w.v[e], __fmul_rn(p.rate, __fadd_rn(u, __fmul_rn(p.decay, w.v[e]))));
     }
-    const float w = x.w[i];
-    x.w[i] = __fsub_rn(w, __fmul_rn(p.rate, __fadd_rn(u, __fmul_rn(p.decay, w))));
+    if (p.moments) m.store(x.m + i), v.store(x.v + i);
+    w.store(x.w + i);
   });
 }

@@ -233,7 +233,7 @@ func (op crossEntropy) valueGradients(in []G.Value, dy G.Value) ([]G.Value, erro
 
 // crossEntropyGradients returns the gradients: parts of one vector, since all of them need the logits.
 func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.Shape, in []T, dy T) ([]T, error) {
-	all, err := do(node{newOperator(crossEntropyGradient{of: op}), new(ongpu.Node)}, append(slices.Clone(in), dy)...)
+	all, err := do(node{newOperator(crossEntropyGradient{once{op.title()}, op}), new(ongpu.Node)}, append(slices.Clone(in), dy)...)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.S
 		if from < 0 {
 			continue
 		}
-		r := vectorPart{at: from, to: shapes[i].Clone(), dtype: op.dtype}
+		r := vectorPart{once: once{op.title()}, at: from, to: shapes[i].Clone(), dtype: op.dtype}
 		if grads[i], err = do(view{newOperator(r)}, all); err != nil {
 			return nil, err
 		}
@@ -276,15 +276,15 @@ type crossEntropyGradient struct {
 	of crossEntropy
 }
 
-// once is a rule without gradients, since it is one.
-type once struct{}
+// once is a rule without gradients, since it is one, of the op with a title.
+type once struct{ op string }
 
-func (once) graphGradients([]*G.Node, *G.Node) ([]*G.Node, error) {
-	return nil, errorf("CrossEntropy gradient", errs.ErrUnsupported, "second derivative")
+func (r once) graphGradients([]*G.Node, *G.Node) ([]*G.Node, error) {
+	return nil, errorf(r.op+" gradient", errs.ErrUnsupported, "second derivative")
 }
 
-func (once) valueGradients([]G.Value, G.Value) ([]G.Value, error) {
-	return nil, errorf("CrossEntropy gradient", errs.ErrUnsupported, "second derivative")
+func (r once) valueGradients([]G.Value, G.Value) ([]G.Value, error) {
+	return nil, errorf(r.op+" gradient", errs.ErrUnsupported, "second derivative")
 }
 
 func (r crossEntropyGradient) title() string  { return "CrossEntropy gradient" }
@@ -427,19 +427,25 @@ type vectorPart struct {
 	at    int
 	to    tensor.Shape
 	dtype tensor.Dtype
+	last  bool // the part ends where the vector does, which in a run may have fewer rows
 }
 
 func (r vectorPart) from(tensor.Shape) int { return r.at }
 
-func (r vectorPart) title() string { return "CrossEntropy gradient" }
+func (r vectorPart) title() string { return r.op + " gradient" }
 func (r vectorPart) String() string {
-	return fmt.Sprintf("Part{elements from %d on as %v, %v}", r.at, r.to, r.dtype)
+	return fmt.Sprintf("Part{elements from %d on as %v, %v, last %t}", r.at, r.to, r.dtype, r.last)
 }
 func (r vectorPart) arguments() []argument {
 	return []argument{{name: "gradients", rank: 1, dtype: r.dtype}, {name: "part", rank: len(r.to), dtype: r.dtype}}
 }
 
 func (r vectorPart) shape(in []tensor.Shape) (tensor.Shape, error) {
+	if row := r.to.TotalSize() / r.to[0]; r.last && in[0][0] > r.at && (in[0][0]-r.at)%row == 0 {
+		to := r.to.Clone()
+		to[0] = (in[0][0] - r.at) / row
+		return to, nil
+	}
 	if end := r.at + r.to.TotalSize(); end > in[0][0] {
 		return nil, errorf(r.title(), errs.ErrShape, "gradients has shape %v, want %d elements or more", in[0], end)
 	}

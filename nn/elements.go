@@ -164,12 +164,20 @@ func (r pair) launchGradient(of int, w *ongpu.Work, in []tensor.Shape) error {
 		o.Times = w.In[1-of].Memory
 	}
 	if r.row && of == 1 {
-		return w.ColumnSums(&layers.ColumnSums{Rows: o.N / in[1][0], N: in[1][0], X: o.X, Times: o.Times, Y: w.Out})
+		return w.ColumnSums(&layers.ColumnSums{Rows: o.N / in[1][0], N: in[1][0], X: o.X, Times: o.Times, Y: w.Out, Scratch: w.Scratch})
 	}
 	if r.row && r.times {
 		o.TimesPeriod = in[1][0]
 	}
 	return w.Elements(&o)
+}
+
+func (r pair) gradientScratch(_ *layers.Engine, of int, in []tensor.Shape) (int, error) {
+	if !r.row || of != 1 {
+		return 0, nil
+	}
+	sums := layers.ColumnSums{Rows: in[0].TotalSize() / in[1][0], N: in[1][0]}
+	return sums.ScratchSize(), nil
 }
 
 type scale struct {

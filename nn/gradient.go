@@ -35,6 +35,9 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 	if len(in) != len(args)-1 {
 		return nil, errorf(d.title(), errs.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
 	}
+	if n, ok := s.(normRule); ok && n.hasGamma() {
+		return normGradients(do, n, in, dy)
+	}
 	grads := make([]T, len(in))
 	for i := range in {
 		if args[i].data {

@@ -174,37 +174,34 @@ func memoryOrNone(x *ongpu.Operand) gpu.Memory {
 	return x.Memory
 }
 
-func (r layerNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
-	last, n := len(w.In)-1, shapes[0][r.rank-1]
-	in, rows, dy := normOf(r.gamma, r.beta, w.In[:last]), shapes[0].TotalSize()/n, w.In[last].Memory
-	if of > 0 && !(r.gamma && of == 1) { // beta
-		return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Y: w.Out})
+func (r layerNorm) hasGamma() bool { return r.gamma }
+
+func (r layerNorm) sumsOf() (gamma, beta int) {
+	if r.beta {
+		return 1, 2
 	}
-	return launchNormGradient(of, w, rows, n, in.x.Memory, dy, layers.Norm{Eps: r.eps, Gamma: memoryOrNone(in.gamma)})
+	return 1, -1
 }
 
-// launchNormGradient queues the gradient of x, input 0, or of gamma: the sums of dy times the norm without gamma.
-func launchNormGradient(of int, w *ongpu.Work, rows, n int, x, dy gpu.Memory, norm layers.Norm) error {
-	if of == 0 {
-		return w.NormGradient(&layers.NormGradient{Norm: norm, Rows: rows, N: n, X: x, DY: dy, DX: w.Out})
+func (r layerNorm) group(in []tensor.Shape) int { return in[0][r.rank-1] }
+
+func (r layerNorm) onEngine(gamma gpu.Memory) layers.Norm {
+	return layers.Norm{Eps: r.eps, Gamma: gamma}
+}
+
+func (r layerNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
+	last, n := len(w.In)-1, r.group(shapes)
+	rows, dy := shapes[0].TotalSize()/n, w.In[last].Memory
+	if of > 0 { // beta
+		return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Y: w.Out, Scratch: w.Scratch})
 	}
-	norm.Gamma, norm.UnitOffset = gpu.Memory{}, false
-	if err := w.Do(func(s *cuda.Stream) error { return w.Norm(s, rows, n, x, w.Scratch, &norm) }); err != nil {
-		return err
-	}
-	return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: n, X: dy, Times: w.Scratch, Y: w.Out})
+	return w.NormGradient(&layers.NormGradient{Norm: r.onEngine(gpu.Memory{}), Rows: rows, N: n, X: w.In[0].Memory, DY: dy, DX: w.Out})
 }
 
 func (r layerNorm) gradientScratch(_ *layers.Engine, of int, shapes []tensor.Shape) (int, error) {
-	return normScratch(r.gamma, of, shapes), nil
-}
-
-// normScratch returns the elements of the norm that the gradient of gamma needs.
-func normScratch(gamma bool, of int, shapes []tensor.Shape) int {
-	if gamma && of == 1 {
-		return shapes[0].TotalSize()
-	}
-	return 0
+	n := r.group(shapes)
+	sums := layers.ColumnSums{Rows: shapes[0].TotalSize() / n, N: n}
+	return count(of > 0) * sums.ScratchSize(), nil
 }
 
 // gradient is, with xh = (x - mean) rstd and g = dy gamma,
@@ -288,4 +285,5 @@ var (
 	_ rule     = layerNorm{}
 	_ launched = layerNorm{}
 	_ trained  = layerNorm{}
+	_ normRule = layerNorm{}
 )

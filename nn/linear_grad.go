@@ -46,8 +46,8 @@ func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	return do(node{newOperator(op.layerNorm()), new(ongpu.Node)}, in...)
 }
 
-// normGradients returns the gradients of the norm in front of the layers.
-func normGradients[T any](do step[T], op linear, in []T, dy T) ([]T, error) {
+// normBeforeGradients returns the gradients of the norm in front of the layers.
+func normBeforeGradients[T any](do step[T], op linear, in []T, dy T) ([]T, error) {
 	if op.rms {
 		return gradients(do, op.rmsNorm(), in, dy)
 	}
@@ -113,7 +113,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 	of := named(inner, all)
 	grads.x, grads.w, grads.b = of.x, of.w, of.b
 	if op.norm {
-		through, err := normGradients(do, op, ofNorm.list(), of.x)
+		through, err := normBeforeGradients(do, op, ofNorm.list(), of.x)
 		if err != nil {
 			return nil, err
 		}
@@ -190,7 +190,7 @@ func (op linear) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) er
 		case 1 + i:
 			return w.Product(&layers.Product{M: out, N: width, K: rows, Transposed: true, A: dy, B: in.x.Memory, C: w.Out, Products: op.products, Scratch: w.Scratch})
 		case 1 + op.parts + i:
-			return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: out, X: dy, Y: w.Out})
+			return w.ColumnSums(&layers.ColumnSums{Rows: rows, N: out, X: dy, Y: w.Out, Scratch: w.Scratch})
 		}
 		dy.Offset += int64(dy.Len) * 4
 	}
@@ -201,6 +201,10 @@ func (op linear) gradientScratch(d *layers.Engine, of int, shapes []tensor.Shape
 	shape := named(op, shapes[:len(shapes)-1])
 	rows, width := shape.x[0], shape.x[1]
 	for i, s := range shape.w {
+		if of == 1+op.parts+i {
+			sums := layers.ColumnSums{Rows: rows, N: s[0]}
+			return sums.ScratchSize(), nil
+		}
 		o := layers.Product{M: rows, N: width, K: s[0], Products: op.products}
 		if of > 0 {
 			o = layers.Product{M: s[0], N: width, K: rows, Transposed: true, Products: op.products}

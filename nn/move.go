@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -52,13 +55,15 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 }
 
 // SplitHeads turns x of shape (batch, n, heads*d) into (batch, heads, n, d), the layout of leanattention.Attention.
-// leanattention.CachedAttention does not need it. Types, GPUs and the gradient are as [Slice].
+// leanattention.CachedAttention does not need it. Gradients are as [Slice].
+//
+// Types: float32 or float64, and also float16 or bfloat16, which makes half as many bytes move; on a GPU not float64.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
 	const name = "SplitHeads"
 	defer errs.RecoverTo(prefix+name, &err)
-	if err := checkFloats(name, "x", x); err != nil {
+	if err := checkMoved(name, x); err != nil {
 		return nil, err
 	}
 	return newNode(moving{split{kind{3, x.Dtype()}, heads}}, x)
@@ -68,7 +73,7 @@ func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
 func MergeHeads(x *G.Node) (y *G.Node, err error) {
 	const name = "MergeHeads"
 	defer errs.RecoverTo(prefix+name, &err)
-	if err := checkFloats(name, "x", x); err != nil {
+	if err := checkMoved(name, x); err != nil {
 		return nil, err
 	}
 	return newNode(moving{merge{kind{4, x.Dtype()}}}, x)
@@ -77,13 +82,13 @@ func MergeHeads(x *G.Node) (y *G.Node, err error) {
 // Reshape returns the elements of x in another shape of the same size. If both shapes have the same number of rows, a run may have
 // fewer rows than the graph.
 //
-//   - x: rank 1 or more, float32 or float64. On a GPU: float32, without a copy.
+//   - x: rank 1 or more, types as [SplitHeads]. On a GPU: without a copy, in gradients, too.
 //   - Gradient: in host memory on both of Gorgonia's machines, on a GPU on the tape machine. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	const name = "Reshape"
 	defer errs.RecoverTo(prefix+name, &err)
-	if err := checkFloats(name, "x", x); err != nil {
+	if err := checkMoved(name, x); err != nil {
 		return nil, err
 	}
 	if len(shape) == 0 {
@@ -105,6 +110,22 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	return newView(r, x)
 }
 
+// checkMoved is [checkFloats] for ops that also move elements of 16 bits.
+func checkMoved(name string, x *G.Node) error {
+	if x != nil && len(x.Shape()) > 0 && (x.Dtype() == operand.Float16 || x.Dtype() == operand.BFloat16) {
+		return nil
+	}
+	return checkFloats(name, "x", x)
+}
+
+// moveable marks arguments that may have elements of 16 bits.
+func moveable(args []argument) []argument {
+	for i := range args {
+		args[i].halves = true
+	}
+	return args
+}
+
 // kind is the rank of a rule's inputs, and the type of inputs and result.
 type kind struct {
 	rank  int
@@ -124,14 +145,23 @@ type path interface {
 type moving struct{ path }
 
 func (r moving) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	if in[0].Dtype() == tensor.Float64 {
-		return moved[float64](r.title(), r.moves(shapesOf(in), shape), in, shape)
-	}
-	return moved[float32](r.title(), r.moves(shapesOf(in), shape), in, shape)
+	return r.moved(r.moves(shapesOf(in), shape), in, shape)
 }
 
-func moved[F float](title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
-	t, y := output[F](shape)
+func (r moving) moved(moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	switch in[0].Dtype() {
+	case tensor.Float64:
+		return moved[float64](r.title(), moves, in, shape)
+	case operand.Float16:
+		return moved[half.Float16](r.title(), moves, in, shape)
+	case operand.BFloat16:
+		return moved[half.BFloat16](r.title(), moves, in, shape)
+	}
+	return moved[float32](r.title(), moves, in, shape)
+}
+
+func moved[F any](title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	t, y := dense.Unwritten[F](dtypeOf[F](), shape)
 	count := 0
 	for i := range moves {
 		count += moves[i].Count()
@@ -152,10 +182,7 @@ func moved[F float](title string, moves []attn.Move, in []G.Value, shape tensor.
 // gradient moves back.
 func (r moving) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	back := []attn.Move{r.moves(shapesOf(in), dy.Shape())[i].Back()}
-	if dy.Dtype() == tensor.Float64 {
-		return moved[float64](r.title(), back, []G.Value{dy}, in[i].Shape())
-	}
-	return moved[float32](r.title(), back, []G.Value{dy}, in[i].Shape())
+	return r.moved(back, []G.Value{dy}, in[i].Shape())
 }
 
 func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
@@ -175,7 +202,7 @@ func (r moving) launchGradient(i int, w *ongpu.Work, in []tensor.Shape) error {
 // launchBack moves elements of dy to a gradient, which is 0 elsewhere.
 func launchBack(w *ongpu.Work, back attn.Move, dy gpu.Memory) error {
 	if back.Count() < w.Out.Len {
-		if err := w.Do(func(s *cuda.Stream) error { return s.Set(w.Out.Buffer, w.Out.Offset, 0, int64(w.Out.Len)*4) }); err != nil {
+		if err := w.Do(func(s *cuda.Stream) error { return s.Set(w.Out.Buffer, w.Out.Offset, 0, w.Out.Size()) }); err != nil {
 			return err
 		}
 	}
@@ -272,7 +299,7 @@ func (r split) String() string {
 }
 
 func (r split) arguments() []argument {
-	return append(alike(3, r.dtype, "x"), alike(4, r.dtype, "y")...)
+	return moveable(append(alike(3, r.dtype, "x"), alike(4, r.dtype, "y")...))
 }
 
 func (r split) shape(in []tensor.Shape) (tensor.Shape, error) {
@@ -302,7 +329,7 @@ func (r merge) title() string  { return "MergeHeads" }
 func (r merge) String() string { return fmt.Sprintf("MergeHeads{%v}", r.dtype) }
 
 func (r merge) arguments() []argument {
-	return append(alike(4, r.dtype, "x"), alike(3, r.dtype, "y")...)
+	return moveable(append(alike(4, r.dtype, "x"), alike(3, r.dtype, "y")...))
 }
 
 func (r merge) shape(in []tensor.Shape) (tensor.Shape, error) {
@@ -328,7 +355,7 @@ func (r reshape) String() string {
 }
 
 func (r reshape) arguments() []argument {
-	return append(alike(r.rank, r.dtype, "x"), alike(len(r.to), r.dtype, "y")...)
+	return moveable(append(alike(r.rank, r.dtype, "x"), alike(len(r.to), r.dtype, "y")...))
 }
 
 func (r reshape) shape(in []tensor.Shape) (tensor.Shape, error) {
@@ -346,22 +373,27 @@ func (r reshape) from(tensor.Shape) int { return 0 }
 
 // compute copies: in-place ops after a view of host memory could write into x.
 func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	if r.dtype == tensor.Float64 {
-		return amongZeros[float64]("Reshape", shape, 0, in[0])
-	}
-	return amongZeros[float32]("Reshape", shape, 0, in[0])
+	n := shape.TotalSize()
+	return moving{joinParts{dtype: r.dtype}}.moved([]attn.Move{{Dims: [3]int{1, 1, 1}, N: n}}, in, shape)
 }
 
-func (r reshape) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
-	return r.compute([]G.Value{dy}, in[0].Shape())
+// back returns the path of the gradient.
+func (r reshape) back(x tensor.Shape) reshape {
+	return reshape{kind: kind{len(r.to), r.dtype}, to: slices.Clone(x), size: r.size, rows: r.rows}
 }
 
-// launchGradient copies dy: the value of a view would stay only as long as dy.
-func (r reshape) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
-	return w.Elements(&layers.Elements{N: in[0].TotalSize(), X: w.In[1].Memory, Y: w.Out})
+func (r reshape) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
+	dx, err := newView(r.back(in[0].Shape()), dy)
+	return []*G.Node{dx}, err
+}
+
+func (r reshape) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	dx, err := r.compute([]G.Value{dy}, in[0].Shape())
+	return []G.Value{dx}, err
 }
 
 var (
-	_ trained = moving{}
-	_ trained = reshape{}
+	_ trained  = moving{}
+	_ window   = reshape{}
+	_ composed = reshape{}
 )

@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -244,17 +245,21 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 	return t, nil
 }
 
-func (r rmsNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
-	last := len(w.In) - 1
-	in, n, all, dy := normOf(r.gamma, r.residual, w.In[:last]), r.group(shapes[:last]), shapes[0].TotalSize(), w.In[last].Memory
-	if of > 0 && !(r.gamma && of == 1) { // the residual
-		return w.Elements(&layers.Elements{N: all, X: dy, Y: w.Out})
-	}
-	return launchNormGradient(of, w, all/n, n, in.x.Memory, dy, layers.Norm{Eps: r.eps, RMS: true, UnitOffset: r.offset, Gamma: memoryOrNone(in.gamma)})
+func (r rmsNorm) hasGamma() bool { return r.gamma }
+
+func (r rmsNorm) sumsOf() (gamma, beta int) { return 1, -1 }
+
+func (r rmsNorm) onEngine(gamma gpu.Memory) layers.Norm {
+	return layers.Norm{Eps: r.eps, RMS: true, UnitOffset: r.offset, Gamma: gamma}
 }
 
-func (r rmsNorm) gradientScratch(_ *layers.Engine, of int, shapes []tensor.Shape) (int, error) {
-	return normScratch(r.gamma, of, shapes), nil
+func (r rmsNorm) launchGradient(of int, w *ongpu.Work, shapes []tensor.Shape) error {
+	last := len(w.In) - 1
+	n, all, dy := r.group(shapes[:last]), shapes[0].TotalSize(), w.In[last].Memory
+	if of > 0 { // the residual
+		return w.Elements(&layers.Elements{N: all, X: dy, Y: w.Out})
+	}
+	return w.NormGradient(&layers.NormGradient{Norm: r.onEngine(gpu.Memory{}), Rows: all / n, N: n, X: w.In[0].Memory, DY: dy, DX: w.Out})
 }
 
 // rmsGradX writes dx of one row; gamma may be nil.
@@ -303,4 +308,7 @@ func (r rmsNorm) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) er
 	})
 }
 
-var _ trained = rmsNorm{}
+var (
+	_ trained  = rmsNorm{}
+	_ normRule = rmsNorm{}
+)

@@ -106,6 +106,7 @@ func TestEmulatedTraining(t *testing.T) {
 	testColumnSums(t, m, d, 8)
 	testSlopes(t, m, d, 10)
 	testNormGradient(t, m, d, 8)
+	testMove(t, m, d, 20)
 	testTrainingRefuses(t, m, d)
 }
 

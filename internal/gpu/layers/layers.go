@@ -60,6 +60,7 @@ type Engine struct {
 	lossKernels     *lossKernels                  // nil: not loaded yet
 	solverKernels   *solverKernels                // nil: not loaded yet
 	logits          int                           // tests: the most logits in memory; 0: mostLogits
+	rowsKernels     *rowsKernels                  // nil: not loaded yet
 	maps            gpu.TensorMaps[linearMap]
 
 	clusters sync.Map // by clusterKey: how many clusters can run at once

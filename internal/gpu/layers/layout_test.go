@@ -58,6 +58,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5; constexpr int HOPPER_PARTIAL = HOPPER_ROWS * HOPPER_COLUMNS;",
 			"constexpr int HOPPER_EACH = 4; constexpr int HOPPER_LISTS = 4;",
 		},
+		"nodes_rows.cuh":   {"constexpr int ROWS_COLUMNS = 128;", "constexpr int ROWS_VECTORS = 8;", "part = blockIdx.x / tiles", "+ threadIdx.x) * 8;", "(TRAINING_THREADS * TRAINING_EACH)"},
 		"nodes_solver.cuh": {"constexpr int SOLVER_PIECE = 8192;"},
 		"nodes_loss.cuh":   {"constexpr int LOSS_COLUMNS = 4 * TRAINING_THREADS;"},
 		"gemm_activation.cuh": {
@@ -186,6 +187,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
 		{"kernels/gemm_training.cuh", "TrainingParams", productParams{}},
 		{"kernels/gemm_training.cuh", "TrainingSumsParams", sumsParams{}},
+		{"kernels/nodes_rows.cuh", "RowsSumsParams", rowsSumsParams{}},
+		{"kernels/nodes_rows.cuh", "RowsNormParams", rowsNormParams{}},
+		{"kernels/nodes_rows.cuh", "RowsMoveParams", rowsMoveParams{}},
 		{"kernels/nodes_training.cuh", "TrainingSlopeParams", slopeParams{}},
 		{"kernels/nodes_training.cuh", "TrainingNormParams", normGradientParams{}},
 		{"kernels/nodes_training.cuh", "TrainingConvertParams", convertParams{}},

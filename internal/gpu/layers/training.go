@@ -110,40 +110,6 @@ func (d *Engine) Product(s *cuda.Stream, o *Product) error {
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.product[which] }, blocks, &p, o.A, o.B, o.Plus, o.C)
 }
 
-// ColumnSums is the operands of Y, the sums over rows of X, or of X times Times, of Rows x N elements of float32. Times
-// may have no buffer.
-type ColumnSums struct {
-	Rows, N     int
-	X, Times, Y gpu.Memory
-}
-
-// sumsParams is struct TrainingSumsParams.
-type sumsParams struct {
-	x, times, y   uint64
-	rows, n, step int32
-	_             [4]byte
-}
-
-// ColumnSums queues a ColumnSums. The bits are the same on every run.
-func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
-	const op = "column sums"
-	if min(o.Rows, o.N) < 1 || max(o.Rows, o.N) > math.MaxInt32-trainingThreads {
-		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
-	}
-	all := attn.Product(o.Rows, o.N)
-	if err := checkLooseFloats(op, "x", &o.X, all); err != nil {
-		return err
-	}
-	if err := o.Times.CheckOptional(op, "the factors", all); err != nil {
-		return err
-	}
-	if err := o.Y.CheckFloats(op, "y", o.N); err != nil {
-		return err
-	}
-	p := sumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: o.Y.Address(), rows: int32(o.Rows), n: int32(o.N), step: int32(o.N)}
-	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.sums }, attn.Ceil(o.N, trainingColumns), &p, o.X, o.Times, o.Y)
-}
-
 // Slopes is the operands of
 //
 //	DX = DY*Times*f'(X),   DTimes = DY*f(X),   f the Activation
@@ -195,48 +161,10 @@ func (d *Engine) Slopes(s *cuda.Stream, o *Slopes) error {
 		dy: o.DY.Address(), x: o.X.Address(), times: o.Times.AddressOr0(), dx: o.DX.Address(), dtimes: o.DTimes.AddressOr0(),
 		n: int64(o.N), width: int64(o.Width), step: int64(o.Step), activation: int32(o.Activation),
 	}
+	if o.byFour() {
+		return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.slopes }, blocks, &p, o.DY, o.X, o.Times, o.DX, o.DTimes)
+	}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.slopes }, blocks, &p, o.DY, o.X, o.Times, o.DX, o.DTimes)
-}
-
-// NormGradient is the operands of a gradient of a [Norm] of Rows x N elements: DX is the gradient of X, and DY that of the result.
-// Beta is unused.
-type NormGradient struct {
-	Norm
-	Rows, N   int
-	X, DY, DX gpu.Memory
-}
-
-// normGradientParams is struct TrainingNormParams.
-type normGradientParams struct {
-	x, gamma, dy, dx uint64
-	n, rms           int32
-	eps, offset      float32
-}
-
-// NormGradient queues a NormGradient.
-func (d *Engine) NormGradient(s *cuda.Stream, o *NormGradient) error {
-	const op = "norm gradient"
-	if min(o.Rows, o.N) < 1 || max(o.Rows, o.N) > math.MaxInt32-trainingThreads {
-		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
-	}
-	if err := o.check(op, o.N); err != nil {
-		return err
-	}
-	all := attn.Product(o.Rows, o.N)
-	if err := o.X.CheckFloats(op, "x", all); err != nil {
-		return err
-	}
-	if err := o.DY.CheckFloats(op, "dy", all); err != nil {
-		return err
-	}
-	if err := o.DX.CheckFloats(op, "dx", all); err != nil {
-		return err
-	}
-	p := normGradientParams{x: o.X.Address(), gamma: o.Gamma.AddressOr0(), dy: o.DY.Address(), dx: o.DX.Address(), n: int32(o.N), eps: float32(o.Eps), offset: o.offset()}
-	if o.RMS {
-		p.rms = 1
-	}
-	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.norm }, o.Rows, &p, o.X, o.Gamma, o.DY, o.DX)
 }
 
 // Convert is the operands of Y = X of N elements, rounded to Y's type.
@@ -266,5 +194,8 @@ func (d *Engine) Convert(s *cuda.Stream, o *Convert) error {
 		return err
 	}
 	p := convertParams{x: o.X.Address(), y: o.Y.Address(), n: int64(o.N), xType: int32(o.X.DType), yType: int32(o.Y.DType)}
+	if o.byVectors() {
+		return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.convert }, attn.Ceil(o.N, trainingThreads*convertEach), &p, o.X, o.Y)
+	}
 	return launchTraining(d, s, func(k *trainingKernels) *cuda.Function { return k.convert }, blocks, &p, o.X, o.Y)
 }

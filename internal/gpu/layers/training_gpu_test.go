@@ -17,6 +17,7 @@ func TestGPUTraining(t *testing.T) {
 	testColumnSums(t, m, d, 40)
 	testSlopes(t, m, d, 40)
 	testNormGradient(t, m, d, 40)
+	testMove(t, m, d, 60)
 	testTrainingRefuses(t, m, d)
 }
 
@@ -118,11 +119,16 @@ func testProduct(t *testing.T, m *machine, d *Engine, cases, most int) {
 func testColumnSums(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		o := ColumnSums{Rows: enginetest.Pick(rng, 1, 7, 8, 9, 70), N: enginetest.Pick(rng, 1, 31, 32, 33, 100)}
-		x, times := m.random(t, rng, attn.Float32, o.Rows*o.N, 1), m.random(t, rng, attn.Float32, o.Rows*o.N, 1)
+		o := ColumnSums{Rows: enginetest.Pick(rng, 1, 7, 8, 9, 70, 129, 300), N: enginetest.Pick(rng, 1, 31, 32, 33, 100, 128, 130)}
+		x, times := m.random(t, rng, attn.Float32, 1+o.Rows*o.N, 1), m.random(t, rng, attn.Float32, o.Rows*o.N, 1)
 		o.X, o.Y = x.Memory, m.empty(t, o.N)
 		if i%2 == 0 {
 			o.Times = times.Memory
+		}
+		before := i % 3 / 2 // an element, so that x can't be read by four
+		o.X.Offset, o.X.Len, x.x = o.X.Offset+4*int64(before), o.Rows*o.N, x.x[before:]
+		if n := o.ScratchSize(); n > 0 {
+			o.Scratch = m.empty(t, n)
 		}
 		noError(t, d.ColumnSums(m.Stream, &o))
 		m.Settle(t)
@@ -140,8 +146,15 @@ func testColumnSums(t *testing.T, m *machine, d *Engine, cases int) {
 				t.Fatalf("%d x %d: column %d is %v, want %v", o.Rows, o.N, column, v, want)
 			}
 		}
-		for _, x := range []gpu.Memory{x.Memory, times.Memory, o.Y} {
-			noError(t, x.Buffer.Close())
+		noError(t, d.ColumnSums(m.Stream, &o))
+		m.Settle(t)
+		if !bytes.Equal(got, enginetest.Read(t, &o.Y)) {
+			t.Fatalf("%d x %d: other bits in the second run", o.Rows, o.N)
+		}
+		for _, x := range []gpu.Memory{x.Memory, times.Memory, o.Y, o.Scratch} {
+			if x.Buffer != nil {
+				noError(t, x.Buffer.Close())
+			}
 		}
 	}
 }
@@ -191,11 +204,11 @@ func testSlopes(t *testing.T, m *machine, d *Engine, cases int) {
 	}
 }
 
-// testNormGradient: both norms, rows of any length and magnitude.
+// testNormGradient: both norms, rows of any length and magnitude, with and without the gradients of gamma and beta.
 func testNormGradient(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		o := NormGradient{Rows: enginetest.Pick(rng, 1, 3, 9), N: enginetest.Pick(rng, 1, 5, 64, 255, 256, 257, 1300), Norm: Norm{Eps: 1e-5, RMS: i%2 == 0}}
+		o := NormGradient{Rows: enginetest.Pick(rng, 1, 3, 9, 140), N: enginetest.Pick(rng, 1, 5, 64, 255, 256, 257, 1300), Norm: Norm{Eps: 1e-5, RMS: i%2 == 0}}
 		o.UnitOffset = i%4 == 0
 		all, scale := o.Rows*o.N, math.Ldexp(1, rng.IntN(16)-6)
 		x, dy, gamma := m.random(t, rng, attn.Float32, all, scale), m.random(t, rng, attn.Float32, all, 1), m.random(t, rng, attn.Float32, o.N, 1)
@@ -203,10 +216,19 @@ func testNormGradient(t *testing.T, m *machine, d *Engine, cases int) {
 		if o.UnitOffset || i%3 > 0 {
 			o.Gamma = gamma.Memory
 		}
+		padded := attn.Ceil(o.N, 4) * 4
+		sums := m.empty(t, 2*padded)
+		if i%5 > 0 {
+			o.Sums, o.Scratch = sums, m.empty(t, o.ScratchSize())
+		}
 		noError(t, d.NormGradient(m.Stream, &o))
 		m.Settle(t)
-		got := enginetest.Read(t, &o.DX)
+		got, ofSums := enginetest.Read(t, &o.DX), enginetest.Read(t, &sums)
 		n := float64(o.N)
+		want := [2][2][]float64{} // of gamma and of beta: sums, and sums of magnitudes
+		for i := range want {
+			want[i] = [2][]float64{make([]float64, o.N), make([]float64, o.N)}
+		}
 		for row := range o.Rows {
 			x, dy := x.x[row*o.N:][:o.N], dy.x[row*o.N:][:o.N]
 			mean, variance := moments(x)
@@ -233,15 +255,72 @@ func testNormGradient(t *testing.T, m *machine, d *Engine, cases int) {
 			}
 			for i := range g {
 				xh := (x[i] - mean) * r
+				for of, v := range [2]float64{dy[i] * xh, dy[i]} {
+					want[of][0][i] += v
+					want[of][1][i] += math.Abs(dy[i]) * (1 + math.Abs(xh))
+				}
 				want := r * (g[i] - ofG - xh*ofBoth)
 				if v := enginetest.Get(got, row*o.N+i, attn.Float32); !(math.Abs(v-want) <= 1e-5*r*(1+most)*(1+math.Abs(xh))) {
 					t.Fatalf("%+v: row %d, element %d is %v, want %v", o, row, i, v, want)
 				}
 			}
 		}
-		for _, x := range []gpu.Memory{x.Memory, dy.Memory, gamma.Memory, o.DX} {
-			noError(t, x.Buffer.Close())
+		for of, name := range [2]string{"gamma", "beta"} {
+			for i, sum := range want[of][0] {
+				if v := enginetest.Get(ofSums, of*padded+i, attn.Float32); o.Sums.Buffer != nil && !(math.Abs(v-sum) <= 1e-5*want[of][1][i]) {
+					t.Fatalf("%+v: element %d of the gradient of %s is %v, want %v", o, i, name, v, sum)
+				}
+			}
 		}
+		if o.Sums.Buffer == nil && !bytes.Equal(ofSums, enginetest.Poisoned(sums.Len, attn.Float32)) {
+			t.Fatalf("%+v: sums are written", o)
+		}
+		for _, x := range []gpu.Memory{x.Memory, dy.Memory, gamma.Memory, o.DX, sums, o.Scratch} {
+			if x.Buffer != nil {
+				noError(t, x.Buffer.Close())
+			}
+		}
+	}
+}
+
+// testMove: lattices that can and cannot be read by vectors, of both sizes of elements; what lies between stays.
+func testMove(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		unit := enginetest.Pick(rng, 1, 4, 8)
+		o := Move{Move: attn.Move{N: unit * (1 + rng.IntN(20))}}
+		for _, l := range []*attn.Lattice{&o.From, &o.To} {
+			l.At = unit * rng.IntN(3)
+		}
+		step := [2]int{o.N, o.N}
+		for axis := 2; axis >= 0; axis-- {
+			o.Dims[axis] = enginetest.Pick(rng, 1, 2, 3, 5)
+			for k, l := range []*attn.Lattice{&o.From, &o.To} {
+				l.Steps[axis] = step[k] + unit*rng.IntN(2)
+				step[k] = l.Steps[axis] * o.Dims[axis]
+			}
+		}
+		to := enginetest.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16)
+		x := m.random(t, rng, to, o.Extent(&o.From), 1)
+		o.X, o.Y = x.Memory, gpu.Memory{DType: to, Len: o.Extent(&o.To)}
+		m.Poison(t, &o.Y)
+		want := enginetest.Read(t, &o.Y)
+		from, size := enginetest.Read(t, &o.X), to.Size()
+		for a := range o.Dims[0] {
+			for b := range o.Dims[1] {
+				for c := range o.Dims[2] {
+					at := func(l *attn.Lattice) int { return size * (l.At + a*l.Steps[0] + b*l.Steps[1] + c*l.Steps[2]) }
+					copy(want[at(&o.To):][:size*o.N], from[at(&o.From):])
+				}
+			}
+		}
+		noError(t, d.Move(m.Stream, &o))
+		m.Settle(t)
+		if !bytes.Equal(enginetest.Read(t, &o.Y), want) {
+			t.Fatalf("case %d, %+v: other elements", i, o)
+		}
+		noError(t, x.Buffer.Close())
+		noError(t, o.Y.Buffer.Close())
 	}
 }
 

@@ -1,0 +1,184 @@
+// Gradients of many rows, which read and write each number once: sums over rows, norms, activations. Also copies and conversions by
+// vectors.
+#pragma once
+#include "nodes_training.cuh"
+
+constexpr int ROWS_COLUMNS = 128; // of a thread block of rowsSums
+constexpr int ROWS_VECTORS = 8;   // of four elements, the most of a row that a thread of rowsNorm has
+
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ __forceinline__ float4 operator-(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
+__device__ __forceinline__ float4 operator*(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+__device__ __forceinline__ float4 four(float x) { return {x, x, x, x}; }
+__device__ __forceinline__ float sumOf(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+
+struct RowsSumsParams {
+  const float *x, *times; // rows x n; times may be null
+  float* y;               // parts x n
+  int rows, n, each;      // each: rows of a part
+  int aligned;            // x and times are read by four elements
+};
+
+// y = sums over the rows of each part of x times. A warp has every eighth row of a part, and the warps' sums are added in their order.
+__device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
+  constexpr int WARPS = TRAINING_THREADS / 32;
+  __shared__ float4 sums[WARPS][32];
+  const int tiles = (p.n + ROWS_COLUMNS - 1) / ROWS_COLUMNS, part = blockIdx.x / tiles, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int column = blockIdx.x % tiles * ROWS_COLUMNS + lane * 4, most = p.n - column, first = part * p.each, end = min(p.rows, first + p.each);
+  const auto load = [&](const float* from) {
+    if (p.aligned) return *(const float4*)from;
+    return float4{from[0], most > 1 ? from[1] : 0.f, most > 2 ? from[2] : 0.f, most > 3 ? from[3] : 0.f};
+  };
+  beginTraining();
+  float4 sum = four(0.f);
+  if (most > 0) {
+#pragma unroll 8
+    for (int r = first + warp; r < end; r += WARPS) {
+      const long long at = (long long)r * p.n + column;
+      const float4 v = load(p.x + at);
+      sum = sum + (p.times == nullptr ? v : v * load(p.times + at));
+    }
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || most <= 0) return;
+  for (int w = 1; w < WARPS; w++) sum = sum + sums[w][lane];
+  float* const to = p.y + (long long)part * p.n + column;
+  to[0] = sum.x;
+  if (most > 1) to[1] = sum.y;
+  if (most > 2) to[2] = sum.z;
+  if (most > 3) to[3] = sum.w;
+}
+
+struct RowsNormParams {
+  const float *x, *gamma, *dy; // gamma may be null
+  float *dx, *sums;            // sums, of each thread block: the sums over its rows of dy xh, and of dy; null: not wanted
+  int rows, n, rms;
+  float eps, offset;
+};
+
+// What trainingNorm computes, and sums for the gradients of gamma and beta. A row is a warp's, or with WIDE a thread block's, and stays in
+// registers. n is a multiple of 4.
+template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormParams& p) {
+  constexpr int SHARERS = WIDE ? TRAINING_THREADS : 32, WARPS = TRAINING_THREADS / 32;
+  __shared__ float scratch[8];
+  __shared__ float4 partial[WARPS][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = WIDE ? threadIdx.x : lane;
+  const auto mean = [&](float v) {
+    if (WIDE) return foldBlock(v, scratch, [](float a, float b) { return a + b; }) / p.n;
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(~0u, v, i);
+    return v / p.n;
+  };
+  beginTraining();
+  float4 ofGamma[ROWS_VECTORS], ofBeta[ROWS_VECTORS];
+#pragma unroll
+  for (int i = 0; i < ROWS_VECTORS; i++) ofGamma[i] = ofBeta[i] = four(0.f);
+  const auto each = [&](auto f) {
+#pragma unroll
+    for (int i = 0; i < ROWS_VECTORS; i++) {
+      const int at = (i * SHARERS + member) * 4;
+      if (at < p.n) f(i, at);
+    }
+  };
+#pragma unroll 1
+  for (long long row = WIDE ? blockIdx.x : blockIdx.x * WARPS + warp; row < p.rows; row += WIDE ? gridDim.x : gridDim.x * WARPS) {
+    const float *const from = p.x + row * p.n, *const of = p.dy + row * p.n;
+    float4 x[ROWS_VECTORS], dy[ROWS_VECTORS];
+    each([&](int i, int at) { x[i] = *(const float4*)(from + at), dy[i] = *(const float4*)(of + at); });
+    if (!p.rms) {
+      float sum = 0.f;
+      each([&](int i, int) { sum += sumOf(x[i]); });
+      const float4 middle = four(mean(sum));
+      each([&](int i, int) { x[i] = x[i] - middle; });
+    }
+    float squares = 0.f;
+    each([&](int i, int) { squares += sumOf(x[i] * x[i]); });
+    const float r = 1.f / sqrtf(mean(squares) + p.eps);
+    float g = 0.f, both = 0.f;
+    each([&](int i, int at) {
+      x[i] = x[i] * four(r);
+      ofGamma[i] = ofGamma[i] + dy[i] * x[i], ofBeta[i] = ofBeta[i] + dy[i];
+      if (p.gamma != nullptr) dy[i] = dy[i] * (*(const float4*)(p.gamma + at) + four(p.offset));
+      g += sumOf(dy[i]), both += sumOf(dy[i] * x[i]);
+    });
+    g = p.rms ? 0.f : mean(g), both = mean(both);
+    each([&](int i, int at) { *(float4*)(p.dx + row * p.n + at) = four(r) * (dy[i] - four(g) - x[i] * four(both)); });
+  }
+  if (p.sums == nullptr) return;
+  float* const to = p.sums + blockIdx.x * 2ll * p.n;
+  if (WIDE) {
+    each([&](int i, int at) { *(float4*)(to + at) = ofGamma[i], *(float4*)(to + p.n + at) = ofBeta[i]; });
+    return;
+  }
+  const auto fold = [&](float4 v, int at, float* to) {
+    __syncthreads();
+    partial[warp][lane] = v;
+    __syncthreads();
+    if (warp > 0 || at >= p.n) return;
+    for (int w = 1; w < WARPS; w++) v = v + partial[w][lane];
+    *(float4*)(to + at) = v;
+  };
+#pragma unroll
+  for (int i = 0; i < ROWS_VECTORS; i++) {
+    const int at = (i * 32 + lane) * 4;
+    if (i * 128 >= p.n) break;
+    fold(ofGamma[i], at, to), fold(ofBeta[i], at, to + p.n);
+  }
+}
+
+// What trainingSlopes computes, by four elements: widths, steps and addresses are multiples of them.
+__device__ __forceinline__ void rowsSlopes(const TrainingSlopeParams& p) {
+  const long long n = ((long long)blockIdx.x * TRAINING_THREADS + threadIdx.x) * 4;
+  beginTraining();
+  if (n >= p.n) return;
+  const long long at = p.width == p.step ? n : n / p.width * p.step + n % p.width;
+  const float4 x = *(const float4*)(p.x + at), dy = *(const float4*)(p.dy + n);
+  const float4 slope = {slopeOf(p.activation, x.x), slopeOf(p.activation, x.y), slopeOf(p.activation, x.z), slopeOf(p.activation, x.w)};
+  *(float4*)(p.dx + at) = (p.times == nullptr ? dy : dy * *(const float4*)(p.times + at)) * slope;
+  if (p.dtimes != nullptr)
+    *(float4*)(p.dtimes + at) = dy * float4{activatedAny(p.activation, x.x), activatedAny(p.activation, x.y), activatedAny(p.activation, x.z), activatedAny(p.activation, x.w)};
+}
+
+// What trainingConvert computes between float32 and 16 bits, by eight elements. Addresses are multiples of 16 bytes.
+__device__ __forceinline__ void rowsConvert(const TrainingConvertParams& p) {
+  const long long at = ((long long)blockIdx.x * TRAINING_THREADS + threadIdx.x) * 8;
+  beginTraining();
+  if (at >= p.n) return;
+  alignas(16) float v[8];
+  alignas(16) u16 h[8];
+  if (p.n - at < 8) {
+    for (int i = 0; i < p.n - at; i++) storeAs(p.y, at + i, p.yType, loadAs(p.x, at + i, p.xType));
+    return;
+  }
+  const bool narrows = p.xType == F32;
+  if (narrows) *(float4*)v = *(const float4*)((const float*)p.x + at), *(float4*)(v + 4) = *(const float4*)((const float*)p.x + at + 4);
+  else *(uint4*)h = *(const uint4*)((const u16*)p.x + at);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    if (narrows) storeAs(h, i, p.yType, v[i]);
+    else v[i] = loadAs(h, i, p.xType);
+  }
+  if (narrows) *(uint4*)((u16*)p.y + at) = *(const uint4*)h;
+  else *(float4*)((float*)p.y + at) = *(const float4*)v, *(float4*)((float*)p.y + at + 4) = *(const float4*)(v + 4);
+}
+
+struct RowsMoveParams {
+  const void* x;
+  void* y;
+  int from[3], to[3];              // distances along the axes but the last
+  int count, second, third, n;     // elements; lengths of the axes behind the first
+};
+
+// y takes elements of x, as `move` does, of any size.
+template <class T> __device__ __forceinline__ void rowsMove(const RowsMoveParams& p) {
+  const u32 first = blockIdx.x * (TRAINING_THREADS * TRAINING_EACH) + threadIdx.x;
+  beginTraining();
+#pragma unroll
+  for (int i = 0; i < TRAINING_EACH; i++) {
+    const u32 at = first + i * TRAINING_THREADS;
+    if (at >= p.count) return;
+    const u32 e = at % p.n, row = at / p.n, c = row % p.third, rest = row / p.third, b = rest % p.second, a = rest / p.second;
+    ((T*)p.y)[a * p.to[0] + b * p.to[1] + c * p.to[2] + e] = ((const T*)p.x)[a * p.from[0] + b * p.from[1] + c * p.from[2] + e];
+  }
+}

@@ -1,0 +1,15 @@
+// Entry points of gradients of many rows, and of copies and conversions by vectors.
+//
+// Needed by: training: gradients of many rows on a GPU; conversions and moves of nn, of 16 bits too.
+#include "nodes_rows.cuh"
+
+#define ROWS(name, blocks, Params, run) \
+  extern "C" __global__ void __launch_bounds__(TRAINING_THREADS, blocks) name(const __grid_constant__ Params p) { run(p); }
+
+ROWS(rows_sums, 4, RowsSumsParams, rowsSums)
+ROWS(rows_norm, 1, RowsNormParams, rowsNorm<false>)
+ROWS(rows_norm_wide, 1, RowsNormParams, rowsNorm<true>) // of more than 1024 elements
+ROWS(rows_slopes, 4, TrainingSlopeParams, rowsSlopes)
+ROWS(rows_convert, 4, TrainingConvertParams, rowsConvert)
+ROWS(rows_move_2, 4, RowsMoveParams, rowsMove<u16>)
+ROWS(rows_move_16, 4, RowsMoveParams, rowsMove<uint4>)
