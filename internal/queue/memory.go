@@ -20,6 +20,7 @@ type Memory struct {
 	written    bool // by kernels
 	reads      int  // reads still to come of a value that shares memory
 	shared     bool
+	recorded   *part // of a value that shares memory: the recording that has the memory; nil: none
 	cleanup    runtime.Cleanup
 }
 
@@ -119,8 +120,10 @@ func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	switch {
 	case m.queue != (*Queue)(t):
 		return nil, ErrOtherQueue
-	case m.buffer == nil && m.shared:
+	case m.buffer == nil && m.shared, m.recorded != nil && m.recorded != t.recording:
 		return nil, ErrOverwritten
+	case m.shared && m.recorded == nil && t.recording != nil:
+		return nil, ErrShared
 	case m.buffer == nil:
 		return nil, ErrFreed
 	case m.generation != generation:
@@ -181,10 +184,10 @@ func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) 
 }
 
 // Shared returns n bytes for a new value with the given number of readers. The last reader frees the memory for other
-// values. Shared memory is an error in a recording, which keeps its memory.
+// values, in a recording for values of the recording. A recording of several members is ErrShared.
 func (t *Submission) Shared(n int64, reads int) (*Memory, error) {
 	if t.recording != nil {
-		return nil, ErrShared
+		return t.recording.shared(t, n, reads)
 	}
 	m, err := t.Alloc(n)
 	if err != nil {
@@ -200,6 +203,10 @@ func (t *Submission) Read(m *Memory) error {
 		return nil
 	}
 	if m.reads--; m.reads > 0 {
+		return nil
+	}
+	if m.recorded != nil {
+		m.recorded.free(m)
 		return nil
 	}
 	return t.Free(m)

@@ -17,7 +17,7 @@ var (
 	// ErrOtherQueue is returned for memory of another queue.
 	ErrOtherQueue = errors.New("memory of another GPU")
 	// ErrShared is returned for a recording of values that share memory.
-	ErrShared = errors.New("values of a graph that shares memory can't be recorded")
+	ErrShared = errors.New("values that share memory can't be recorded on several GPUs, or in a part of a run")
 	// ErrRank is returned for work of several processes after one of them has failed.
 	ErrRank = errors.New("a rank has failed")
 	// ErrRecording is returned for work that can't be recorded, and for a recording within another.

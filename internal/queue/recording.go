@@ -22,6 +22,61 @@ type part struct {
 	held     []held
 	deferred []Deferred
 	open     Deferred // the last one, if it may still grow
+
+	// Memory of values that share memory: all of it, and while the recording is being made what is free, and what deferred work reads.
+	own     []*cuda.Buffer
+	spare   map[int64][]*cuda.Buffer
+	waiting []*cuda.Buffer
+}
+
+// shared is [Submission.Shared] in a recording.
+func (p *part) shared(t *Submission, n int64, reads int) (*Memory, error) {
+	if len(t.group.members) > 1 {
+		return nil, ErrShared
+	}
+	class := classOf(n)
+	b := pop(p.spare, class)
+	if b == nil {
+		if b = pop(t.spare, class); b == nil {
+			if err := t.dev.Relaxed(func() (err error) {
+				b, err = t.NewBuffer(class)
+				return err
+			}); err != nil {
+				return nil, err
+			}
+		}
+		p.own = append(p.own, b)
+	}
+	return &Memory{queue: (*Queue)(t), buffer: b, class: class, written: true, shared: true, reads: reads, recorded: p}, nil
+}
+
+// free takes memory that has been read for other values. Deferred work may be queued behind the work that writes these.
+func (p *part) free(m *Memory) {
+	p.waiting = append(p.waiting, m.buffer)
+	m.buffer = nil
+	p.collect()
+}
+
+// collect frees what waits, if no work is deferred.
+func (p *part) collect() {
+	if p.open != nil {
+		return
+	}
+	for _, b := range p.waiting {
+		p.spare[b.Len()] = append(p.spare[b.Len()], b)
+	}
+	p.waiting = nil
+}
+
+// pop takes a buffer of a size class from a list; nil: there is none.
+func pop(spare map[int64][]*cuda.Buffer, class int64) *cuda.Buffer {
+	list := spare[class]
+	last := len(list) - 1
+	if last < 0 {
+		return nil
+	}
+	spare[class] = list[:last]
+	return list[last]
 }
 
 // held is a Memory, and its buffer at the time of recording.
@@ -61,7 +116,7 @@ func (g *Group) Record(f func() error) (*Recording, error) {
 		return nil, err
 	}
 	for _, q := range g.members {
-		p := &part{of: r, queue: q, used: make(map[*Memory]bool)}
+		p := &part{of: r, queue: q, used: make(map[*Memory]bool), spare: make(map[int64][]*cuda.Buffer)}
 		if err := q.record(p); err != nil {
 			return nil, err
 		}
@@ -145,7 +200,9 @@ func (t *Submission) settle() error {
 	}
 	l := r.open
 	r.open = nil
-	return l.Queue(t.stream)
+	err := l.Queue(t.stream)
+	r.collect()
+	return err
 }
 
 // close frees the driver's resources of the parts, and the deferred work.
@@ -160,6 +217,8 @@ func (r *Recording) close() (first error) {
 	}
 	for _, p := range r.parts {
 		p.held = nil
+		p.queue.takeBack(p.own)
+		p.own = nil
 		for _, l := range p.deferred {
 			note(l.Close())
 		}
@@ -168,9 +227,20 @@ func (r *Recording) close() (first error) {
 	return first
 }
 
+// takeBack frees buffers of a closed recording. Earlier queued work may still use the buffers.
+func (q *Queue) takeBack(all []*cuda.Buffer) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, b := range all {
+		if !q.closed { // with the device all its buffers are closed
+			q.spare[b.Len()] = append(q.spare[b.Len()], b)
+		}
+	}
+}
+
 // note keeps m for the recording that is being made.
 func (t *Submission) note(m *Memory) {
-	if r := t.recording; r != nil && m != nil && !r.used[m] {
+	if r := t.recording; r != nil && m != nil && !m.shared && !r.used[m] {
 		r.used[m] = true
 		r.held = append(r.held, held{m, m.buffer})
 	}
