@@ -10,6 +10,11 @@ __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return {a.x + 
 __device__ __forceinline__ float4 operator-(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
 __device__ __forceinline__ float4 operator*(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 __device__ __forceinline__ float4 four(float x) { return {x, x, x, x}; }
+__device__ __forceinline__ float sumOfLanes(float v) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(~0u, v, i);
+  return v;
+}
 __device__ __forceinline__ float sumOf(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 struct RowsSumsParams {
@@ -65,10 +70,8 @@ template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormPara
   __shared__ float4 partial[WARPS][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = WIDE ? threadIdx.x : lane;
   const auto mean = [&](float v) {
-    if (WIDE) return foldBlock(v, scratch, [](float a, float b) { return a + b; }) / p.n;
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) v += __shfl_xor_sync(~0u, v, i);
-    return v / p.n;
+    if constexpr (WIDE) return foldBlock(v, scratch, [](float a, float b) { return a + b; }) / p.n;
+    else return sumOfLanes(v) / p.n;
   };
   beginTraining();
   float4 ofGamma[ROWS_VECTORS], ofBeta[ROWS_VECTORS];
@@ -140,27 +143,29 @@ __device__ __forceinline__ void rowsSlopes(const TrainingSlopeParams& p) {
     *(float4*)(p.dtimes + at) = dy * float4{activatedAny(p.activation, x.x), activatedAny(p.activation, x.y), activatedAny(p.activation, x.z), activatedAny(p.activation, x.w)};
 }
 
-// What trainingConvert computes between float32 and 16 bits, by eight elements. Addresses are multiples of 16 bytes.
+// What trainingConvert computes between types of different sizes, by eight elements. Addresses are multiples of 16 bytes.
 __device__ __forceinline__ void rowsConvert(const TrainingConvertParams& p) {
   const long long at = ((long long)blockIdx.x * TRAINING_THREADS + threadIdx.x) * 8;
   beginTraining();
-  if (at >= p.n) return;
-  alignas(16) float v[8];
-  alignas(16) u16 h[8];
-  if (p.n - at < 8) {
-    for (int i = 0; i < p.n - at; i++) storeAs(p.y, at + i, p.yType, loadAs(p.x, at + i, p.xType));
-    return;
-  }
-  const bool narrows = p.xType == F32;
-  if (narrows) *(float4*)v = *(const float4*)((const float*)p.x + at), *(float4*)(v + 4) = *(const float4*)((const float*)p.x + at + 4);
-  else *(uint4*)h = *(const uint4*)((const u16*)p.x + at);
+  withStore(p.xType, [&](auto from) {
+    withStore(p.yType, [&](auto to) {
+      using X = decltype(from);
+      using Y = decltype(to);
+      if constexpr (X::bytes != Y::bytes) {
+        alignas(16) char x[8 * X::bytes], y[8 * Y::bytes];
+        if (p.n - at < 8) {
+          for (long long i = at; i < p.n; i++) Y::store(p.y, i, X::load(p.x, i));
+          return;
+        }
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    if (narrows) storeAs(h, i, p.yType, v[i]);
-    else v[i] = loadAs(h, i, p.xType);
-  }
-  if (narrows) *(uint4*)((u16*)p.y + at) = *(const uint4*)h;
-  else *(float4*)((float*)p.y + at) = *(const float4*)v, *(float4*)((float*)p.y + at + 4) = *(const float4*)(v + 4);
+        for (int i = 0; i < X::bytes / 2; i++) ((uint4*)x)[i] = ((const uint4*)((const char*)p.x + at * X::bytes))[i];
+#pragma unroll
+        for (int i = 0; i < 8; i++) Y::store(y, i, X::load(x, i));
+#pragma unroll
+        for (int i = 0; i < Y::bytes / 2; i++) ((uint4*)((char*)p.y + at * Y::bytes))[i] = ((const uint4*)y)[i];
+      }
+    });
+  });
 }
 
 struct RowsMoveParams {
