@@ -101,7 +101,10 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 			*map[role]*gpu.Memory{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}[p.of] = m
 		}
 		packed = result.Value()
-		return sub.Do(func(s *cuda.Stream) error { return b.Run(s, &o) })
+		if err := sub.Do(func(s *cuda.Stream) error { return b.Run(s, &o) }); err != nil {
+			return err
+		}
+		return ongpu.HaveRead(sub, used...)
 	})
 	return packed, err
 }

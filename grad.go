@@ -358,10 +358,17 @@ func (op *gradOp) String() string {
 	return "LeanAttentionGradient"
 }
 
+// OnGPU implements [ongpu.Op].
+func (op *gradOp) OnGPU() *ongpu.Node { return &op.memory }
+
+// IsPart implements [ongpu.PartOp].
+func (op *partOp) IsPart() {}
+
 // Do computes the gradients.
 func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	name := op.name()
 	defer errs.RecoverTo(name, &err)
+	defer op.memory.Done(in, &packed, &err)
 	want := op.inputs()
 	if len(in) != len(want) {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))

@@ -30,20 +30,16 @@ __device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
   __shared__ float4 sums[WARPS][32];
   const int tiles = (p.n + ROWS_COLUMNS - 1) / ROWS_COLUMNS, part = blockIdx.x / tiles, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int column = blockIdx.x % tiles * ROWS_COLUMNS + lane * 4, most = p.n - column, first = part * p.each, end = min(p.rows, first + p.each);
-  const auto load = [&](const float* from) {
-    if (p.aligned) return *(const float4*)from;
-    return float4{from[0], most > 1 ? from[1] : 0.f, most > 2 ? from[2] : 0.f, most > 3 ? from[3] : 0.f};
-  };
   beginTraining();
   float4 sum = four(0.f);
-  if (most > 0) {
+  // Branches lie outside of the loop, so that its loads are queued together.
+  const auto add = [&](auto load) {
 #pragma unroll 8
-    for (int r = first + warp; r < end; r += WARPS) {
-      const long long at = (long long)r * p.n + column;
-      const float4 v = load(p.x + at);
-      sum = sum + (p.times == nullptr ? v : v * load(p.times + at));
-    }
-  }
+    for (int r = first + warp; r < end; r += WARPS) sum = sum + load((long long)r * p.n + column);
+  };
+  const auto few = [&](const float* from) { return float4{from[0], most > 1 ? from[1] : 0.f, most > 2 ? from[2] : 0.f, most > 3 ? from[3] : 0.f}; };
+  if (most > 0 && p.aligned && p.times == nullptr) add([&](long long at) { return *(const float4*)(p.x + at); });
+  else if (most > 0) add([&](long long at) { return p.times == nullptr ? few(p.x + at) : few(p.x + at) * few(p.times + at); });
   sums[warp][lane] = sum;
   __syncthreads();
   if (warp > 0 || most <= 0) return;
@@ -84,11 +80,17 @@ template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormPara
       if (at < p.n) f(i, at);
     }
   };
+  const long long first = WIDE ? blockIdx.x : blockIdx.x * WARPS + warp, step = WIDE ? gridDim.x : gridDim.x * WARPS;
+  float4 nextX[ROWS_VECTORS], nextDY[ROWS_VECTORS]; // on their way while a row is computed
+  const auto bring = [&](long long row) {
+    if (row < p.rows) each([&](int i, int at) { nextX[i] = *(const float4*)(p.x + row * p.n + at), nextDY[i] = *(const float4*)(p.dy + row * p.n + at); });
+  };
+  bring(first);
 #pragma unroll 1
-  for (long long row = WIDE ? blockIdx.x : blockIdx.x * WARPS + warp; row < p.rows; row += WIDE ? gridDim.x : gridDim.x * WARPS) {
-    const float *const from = p.x + row * p.n, *const of = p.dy + row * p.n;
+  for (long long row = first; row < p.rows; row += step) {
     float4 x[ROWS_VECTORS], dy[ROWS_VECTORS];
-    each([&](int i, int at) { x[i] = *(const float4*)(from + at), dy[i] = *(const float4*)(of + at); });
+    each([&](int i, int) { x[i] = nextX[i], dy[i] = nextDY[i]; });
+    bring(row + step);
     if (!p.rms) {
       float sum = 0.f;
       each([&](int i, int) { sum += sumOf(x[i]); });
@@ -128,6 +130,41 @@ template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormPara
     if (i * 128 >= p.n) break;
     fold(ofGamma[i], at, to), fold(ofBeta[i], at, to + p.n);
   }
+}
+
+struct RowsLayerNormParams {
+  const float *x, *gamma, *beta; // gamma and beta may be null
+  float* y;
+  int rows, n;
+  float eps;
+};
+
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta. A row is a warp's and stays in registers. n is a multiple of 4, at most 1024.
+__device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
+  const int lane = threadIdx.x % 32;
+  const long long row = blockIdx.x * (TRAINING_THREADS / 32) + threadIdx.x / 32;
+  beginTraining();
+  if (row >= p.rows) return;
+  float4 x[ROWS_VECTORS];
+  const auto each = [&](auto f) {
+#pragma unroll
+    for (int i = 0; i < ROWS_VECTORS; i++) {
+      const int at = (i * 32 + lane) * 4;
+      if (at < p.n) f(i, at);
+    }
+  };
+  float sum = 0.f, squares = 0.f;
+  each([&](int i, int at) { x[i] = *(const float4*)(p.x + row * p.n + at); });
+  each([&](int i, int) { sum += sumOf(x[i]); });
+  const float4 mean = four(sumOfLanes(sum) / p.n);
+  each([&](int i, int) { x[i] = x[i] - mean, squares += sumOf(x[i] * x[i]); });
+  const float4 r = four(1.f / sqrtf(sumOfLanes(squares) / p.n + p.eps));
+  each([&](int i, int at) {
+    float4 y = x[i] * r;
+    if (p.gamma != nullptr) y = y * *(const float4*)(p.gamma + at);
+    if (p.beta != nullptr) y = y + *(const float4*)(p.beta + at);
+    *(float4*)(p.y + row * p.n + at) = y;
+  });
 }
 
 // What trainingSlopes computes, by four elements: widths, steps and addresses are multiples of them.

@@ -9,6 +9,7 @@
 ROWS(rows_sums, 4, RowsSumsParams, rowsSums)
 ROWS(rows_norm, 1, RowsNormParams, rowsNorm<false>)
 ROWS(rows_norm_wide, 1, RowsNormParams, rowsNorm<true>) // of more than 1024 elements
+ROWS(rows_layer_norm, 4, RowsLayerNormParams, rowsLayerNorm)
 ROWS(rows_slopes, 4, TrainingSlopeParams, rowsSlopes)
 ROWS(rows_convert, 4, TrainingConvertParams, rowsConvert)
 ROWS(rows_move_2, 4, RowsMoveParams, rowsMove<u16>)

@@ -86,19 +86,23 @@ func narrowed[H any](v G.Value, shape tensor.Shape, encode func([]H, []float32))
 	return t, nil
 }
 
-func (r convert) gradient(_ int, _ []G.Value, dy G.Value) (G.Value, error) {
-	return convert{rank: r.rank, from: r.to, to: r.from}.compute([]G.Value{dy}, dy.Shape())
+func (r convert) back() convert { return convert{rank: r.rank, from: r.to, to: r.from} }
+
+func (r convert) graphGradients(_ []*G.Node, dy *G.Node) ([]*G.Node, error) {
+	dx, err := newNode(r.back(), dy)
+	return []*G.Node{dx}, err
+}
+
+func (r convert) valueGradients(_ []G.Value, dy G.Value) ([]G.Value, error) {
+	dx, err := r.back().compute([]G.Value{dy}, dy.Shape())
+	return []G.Value{dx}, err
 }
 
 func (r convert) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
 	return w.Convert(&layers.Convert{N: shape.TotalSize(), X: w.In[0].Memory, Y: w.Out})
 }
 
-func (r convert) launchGradient(_ int, w *ongpu.Work, in []tensor.Shape) error {
-	return w.Convert(&layers.Convert{N: in[0].TotalSize(), X: w.In[1].Memory, Y: w.Out})
-}
-
 var (
 	_ launched = convert{}
-	_ trained  = convert{}
+	_ composed = convert{}
 )

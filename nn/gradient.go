@@ -98,6 +98,9 @@ type gradient struct {
 
 func newGradient(d derivable, of int) gradient { return gradient{d: d, of: of, gpu: new(ongpu.Node)} }
 
+// OnGPU implements [ongpu.Op].
+func (op gradient) OnGPU() *ongpu.Node { return op.gpu }
+
 // A trained op has gradients on a GPU, too.
 type trained interface {
 	derivable
@@ -159,6 +162,7 @@ func (op gradient) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 	title := op.d.title() + " gradient"
 	defer errs.RecoverTo(prefix+title, &err)
+	defer op.gpu.Done(in, &dx, &err)
 	args := op.d.arguments()
 	if len(in) != len(args) {
 		return nil, errorf(title, errs.ErrGraph, "%d inputs, want %d", len(in), len(args))

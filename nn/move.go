@@ -179,6 +179,25 @@ func moved[F any](title string, moves []attn.Move, in []G.Value, shape tensor.Sh
 	return t, nil
 }
 
+// graphGradients moves back, without x where its shape is known from that of dy.
+func (r moving) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
+	back := r
+	switch p := r.path.(type) {
+	case split:
+		back = moving{merge{kind{4, p.dtype}}}
+	case merge:
+		back = moving{split{kind{3, p.dtype}, in[0].Shape()[1]}}
+	default:
+		return gradients(inGraph, r, in, dy)
+	}
+	dx, err := newNode(back, dy)
+	return []*G.Node{dx}, err
+}
+
+func (r moving) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	return gradients(atOnce, r, in, dy)
+}
+
 // gradient moves back.
 func (r moving) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	back := []attn.Move{r.moves(shapesOf(in), dy.Shape())[i].Back()}
@@ -395,5 +414,6 @@ func (r reshape) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
 var (
 	_ trained  = moving{}
 	_ window   = reshape{}
+	_ composed = moving{}
 	_ composed = reshape{}
 )

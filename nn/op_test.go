@@ -218,7 +218,7 @@ func TestOpGradients(t *testing.T) {
 				c.compare(t, fmt.Sprintf("tape, %v, d%s", dtype, c.inputs[of[i]].name), got, differences(of[i], got), unit*float64(1+c.shape.TotalSize()/10))
 			}
 			vm.Close()
-			// The gradient of a Reshape does not depend on x, which Gorgonia refuses itself.
+			// Where a gradient does not depend on x, as that of a Reshape, Gorgonia refuses itself.
 			if _, err := G.Grad(G.Must(G.Sum(grads[0])), wrt[0]); err == nil || !strings.Contains(err.Error(), "second derivative") && !strings.Contains(err.Error(), "Non Differentiable") {
 				t.Errorf("%s: second derivative: %v", c.name, err)
 			}

@@ -211,7 +211,7 @@ func (g *GPU) NodeValue(sub *queue.Submission, n *Node, t tensor.Dtype, shape te
 // Scratch allocates memory for steps before a node's value, in a slot of the node. free is called after the work is
 // queued.
 func (g *GPU) Scratch(sub *queue.Submission, n *Node, slot *queue.Slot, t tensor.Dtype, shape tensor.Shape) (d *Tensor, free func(), err error) {
-	if n.Reads == 0 {
+	if !n.Shares {
 		d, err = g.NextValue(sub, slot, t, shape)
 		return d, func() {}, err
 	}

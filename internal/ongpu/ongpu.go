@@ -22,6 +22,9 @@ type Node struct {
 	// values. 0: the value stays until the node runs again.
 	Reads int
 
+	// Shares is set in a graph whose values share memory: memory of steps before the value is free behind the value.
+	Shares bool
+
 	// From has the nodes whose values, or parts of them, are inputs with counted readers; nil for other inputs.
 	From []*Node
 

@@ -27,7 +27,7 @@ func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 	}
 	for _, n := range nodes {
 		if o, ok := n.Op().(Op); ok {
-			o.OnGPU().Reads = reads(n, readers, keep)
+			o.OnGPU().Reads, o.OnGPU().Shares = reads(n, readers, keep), true
 		}
 	}
 	for _, n := range nodes {

@@ -213,6 +213,9 @@ func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) 
 	if norm.RMS {
 		return d.RMSNorm(s, &RMSNorm{Rows: rows, N: n, Eps: norm.Eps, UnitOffset: norm.UnitOffset, X: x, Gamma: norm.Gamma, Y: y})
 	}
+	if rows >= leastNormRows && inWarps(n) {
+		return d.rowsLayerNorm(s, rows, n, x, y, norm)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.args.Reset()

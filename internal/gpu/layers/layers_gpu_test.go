@@ -440,8 +440,11 @@ func TestGPUNorm(t *testing.T) {
 
 func testNorm(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
-	for range cases {
+	for i := range cases {
 		rows, n := enginetest.Pick(rng, 1, 2, 5, 33), enginetest.Pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
+		if i%4 == 3 {
+			rows, n = leastNormRows+rng.IntN(9), enginetest.Pick(rng, 4, 64, 132)
+		}
 		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
 		gamma, beta := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
 		y := m.empty(t, rows*n)

@@ -14,17 +14,18 @@ const rowsUnit = "rows"
 // Constants of the kernels (kernels/nodes_rows.cuh), and how many parts the rows have whose sums are added in a second launch. The parts
 // depend on the shape alone, so the bits do not depend on the GPU.
 const (
-	rowsColumns  = 128
-	rowsVectors  = 8
-	rowsOfPart   = 128
-	mostRowParts = 64
-	normBlocks   = 132
+	rowsColumns   = 128
+	rowsVectors   = 8
+	rowsOfPart    = 128
+	mostRowParts  = 64
+	leastNormRows = 512 // the least number of rows of rowsLayerNorm: fewer are a decode's, whose kernels are loaded
+	normBlocks    = 132
 )
 
 // rowsKernels are loaded at first use.
 type rowsKernels struct {
-	sums, slopes, convert *cuda.Function
-	norm, move            [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
+	sums, layerNorm, slopes, convert *cuda.Function
+	norm, move                       [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
 }
 
 // launchRows queues a kernel of the unit, with one struct of parameters.
@@ -34,7 +35,7 @@ func launchRows[P any](d *Engine, s *cuda.Stream, kernel func(*rowsKernels) *cud
 	if d.rowsKernels == nil {
 		k := new(rowsKernels)
 		if err := d.functions(rowsUnit, map[string]**cuda.Function{
-			"rows_sums": &k.sums, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
+			"rows_sums": &k.sums, "rows_layer_norm": &k.layerNorm, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
 		}); err != nil {
 			return err
 		}
@@ -131,13 +132,30 @@ type NormGradient struct {
 	X, DY, DX, Sums, Scratch gpu.Memory
 }
 
+// inWarps reports whether the lanes of a warp keep a row of n elements in registers.
+func inWarps(n int) bool { return n%4 == 0 && n <= 4*rowsVectors*32 }
+
+// rowsLayerNormParams is struct RowsLayerNormParams.
+type rowsLayerNormParams struct {
+	x, gamma, beta, y uint64
+	rows, n           int32
+	eps               float32
+	_                 [4]byte
+}
+
+// rowsLayerNorm queues a checked layer norm of many rows.
+func (d *Engine) rowsLayerNorm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
+	p := rowsLayerNormParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps)}
+	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.layerNorm }, attn.Ceil(rows, trainingThreads/32), &p, x, y, norm.Gamma, norm.Beta)
+}
+
 // inRegisters reports whether threads keep whole rows in registers.
 func (o *NormGradient) inRegisters() bool {
 	return o.N%4 == 0 && o.N <= 4*rowsVectors*trainingThreads
 }
 
 // wide reports whether a thread block has a row, and not a warp.
-func (o *NormGradient) wide() bool { return o.N > 4*rowsVectors*32 }
+func (o *NormGradient) wide() bool { return !inWarps(o.N) }
 
 // blocks returns the number of thread blocks with rows in registers.
 func (o *NormGradient) blocks() int {
