@@ -208,9 +208,40 @@ __device__ __forceinline__ void rowsConvert(const TrainingConvertParams& p) {
 struct RowsMoveParams {
   const void* x;
   void* y;
-  int from[3], to[3];              // distances along the axes but the last
-  int count, second, third, n;     // elements; lengths of the axes behind the first
+  int from[3], to[3];              // distances along the axes but the last, in units
+  int count, second, third, n;     // units; lengths of the axes behind the first
+  int type;                        // of elements of x, for rowsWiden
 };
+
+// Where a thread's unit `at` of a move lies.
+struct RowsMoved {
+  u32 from, to;
+  __device__ __forceinline__ RowsMoved(const RowsMoveParams& p, u32 at) {
+    const u32 e = at % p.n, row = at / p.n, c = row % p.third, rest = row / p.third, b = rest % p.second, a = rest / p.second;
+    from = a * p.from[0] + b * p.from[1] + c * p.from[2] + e, to = a * p.to[0] + b * p.to[1] + c * p.to[2] + e;
+  }
+};
+
+// y takes elements of x of 16 bits as float32, EACH of them a unit.
+template <int EACH> __device__ __forceinline__ void rowsWiden(const RowsMoveParams& p) {
+  const u32 at = blockIdx.x * TRAINING_THREADS + threadIdx.x;
+  beginTraining();
+  if (at >= p.count) return;
+  const RowsMoved unit(p, at);
+  withStore(p.type, [&](auto s) {
+    using Store = decltype(s);
+    if constexpr (Store::bytes == 2) {
+      alignas(16) u16 x[EACH];
+      alignas(16) float y[EACH];
+      if constexpr (EACH == 8) *(uint4*)x = ((const uint4*)p.x)[unit.from];
+      else x[0] = ((const u16*)p.x)[unit.from];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) y[i] = Store::load(x, i);
+      if constexpr (EACH == 8) ((float4*)p.y)[2ll * unit.to] = *(const float4*)y, ((float4*)p.y)[2ll * unit.to + 1] = *(const float4*)(y + 4);
+      else ((float*)p.y)[unit.to] = y[0];
+    }
+  });
+}
 
 // y takes elements of x, as `move` does, of any size.
 template <class T> __device__ __forceinline__ void rowsMove(const RowsMoveParams& p) {
@@ -220,7 +251,7 @@ template <class T> __device__ __forceinline__ void rowsMove(const RowsMoveParams
   for (int i = 0; i < TRAINING_EACH; i++) {
     const u32 at = first + i * TRAINING_THREADS;
     if (at >= p.count) return;
-    const u32 e = at % p.n, row = at / p.n, c = row % p.third, rest = row / p.third, b = rest % p.second, a = rest / p.second;
-    ((T*)p.y)[a * p.to[0] + b * p.to[1] + c * p.to[2] + e] = ((const T*)p.x)[a * p.from[0] + b * p.from[1] + c * p.from[2] + e];
+    const RowsMoved unit(p, at);
+    ((T*)p.y)[unit.to] = ((const T*)p.x)[unit.from];
   }
 }

@@ -12,5 +12,7 @@ ROWS(rows_norm_wide, 1, RowsNormParams, rowsNorm<true>) // of more than 1024 ele
 ROWS(rows_layer_norm, 4, RowsLayerNormParams, rowsLayerNorm)
 ROWS(rows_slopes, 4, TrainingSlopeParams, rowsSlopes)
 ROWS(rows_convert, 4, TrainingConvertParams, rowsConvert)
+ROWS(rows_widen_1, 4, RowsMoveParams, rowsWiden<1>)
+ROWS(rows_widen_8, 4, RowsMoveParams, rowsWiden<8>)
 ROWS(rows_move_2, 4, RowsMoveParams, rowsMove<u16>)
 ROWS(rows_move_16, 4, RowsMoveParams, rowsMove<uint4>)

@@ -1,10 +1,8 @@
 package nn
 
 import (
-	"fmt"
 	"slices"
 
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/stock"
@@ -31,7 +29,7 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 	if err != nil {
 		return nil, errorf(name, errs.ErrGraph, "%v", err)
 	}
-	active := dependents(sorted, wrt)
+	active, readers := dependents(sorted, wrt), readersOf(sorted)
 	of, parts := map[*G.Node][]*G.Node{}, map[*G.Node][]partGradient{}
 	for i, y := range outputs {
 		of[y] = append(of[y], gradients[i])
@@ -58,8 +56,9 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 		if !slices.ContainsFunc(children, func(c *G.Node) bool { return active[c] }) {
 			continue
 		}
-		if isLinearPart(n) {
-			parts[children[0]] = append(parts[children[0]], partGradient{n, sum})
+		if p, ok := partOfLinears(n, sum, readers); ok {
+			whole := stock.ChildrenOf(p.part)[0]
+			parts[whole] = append(parts[whole], p)
 			continue
 		}
 		op, ok := n.Op().(G.SDOp)
@@ -88,83 +87,6 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 		}
 	}
 	return grads, nil
-}
-
-// partGradient is the gradient of a part of the joined output of [Linears].
-type partGradient struct{ part, dy *G.Node }
-
-func linearPartOf(n *G.Node) (r linearPart, ok bool) {
-	v, ok := n.Op().(view)
-	if ok {
-		r, ok = v.rule.(linearPart)
-	}
-	return r, ok
-}
-
-func isLinearPart(n *G.Node) bool { _, ok := linearPartOf(n); return ok }
-
-// ofWhole returns the contributions of parts to the gradient of the whole: one, if the parts are the whole and nothing else reads the
-// whole, or each part among zeros.
-func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err error) {
-	first := func(p partGradient) int { r, _ := linearPartOf(p.part); return r.before }
-	slices.SortFunc(list, func(a, b partGradient) int { return first(a) - first(b) })
-	r, _ := linearPartOf(list[0].part)
-	at, join := 0, joinParts{dtype: r.dtype}
-	for _, p := range list {
-		r, _ := linearPartOf(p.part)
-		if alone = alone && r.before == at; alone {
-			at += r.width
-			join.widths = append(join.widths, r.width)
-			all = append(all, p.dy)
-		}
-	}
-	if alone && at == r.all {
-		y, err := newNode(moving{join}, all...)
-		return []*G.Node{y}, err
-	}
-	all = nil
-	for _, p := range list {
-		down, err := p.part.Op().(G.SDOp).SymDiff(G.Nodes{whole}, p.part, p.dy)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, down[0])
-	}
-	return all, nil
-}
-
-// joinParts is the path from the gradients of all parts of a [Linears] to that of the whole.
-type joinParts struct {
-	widths []int
-	dtype  tensor.Dtype
-}
-
-func (r joinParts) title() string  { return "Linears" }
-func (r joinParts) String() string { return fmt.Sprintf("JoinParts{%v, %v}", r.widths, r.dtype) }
-func (r joinParts) arguments() []argument {
-	names := namesOf(len(r.widths), func(i int) string { return fmt.Sprintf("the gradient of layer %d", i) })
-	return append(alike(2, r.dtype, names...), argument{name: "y", rank: 1, dtype: r.dtype})
-}
-
-func (r joinParts) shape(in []tensor.Shape) (tensor.Shape, error) {
-	all := 0
-	for i, s := range in {
-		if s[0] != in[0][0] || s[1] != r.widths[i] {
-			return nil, errorf(r.title(), errs.ErrShape, "the gradient of layer %d has shape %v, want (%d, %d)", i, s, in[0][0], r.widths[i])
-		}
-		all += s.TotalSize()
-	}
-	return tensor.Shape{all}, nil
-}
-
-func (r joinParts) moves(in []tensor.Shape, _ tensor.Shape) (moves []attn.Move) {
-	at := 0
-	for _, s := range in {
-		n := s.TotalSize()
-		moves = append(moves, attn.Move{Dims: [3]int{1, 1, 1}, N: n, To: attn.Lattice{At: at}})
-		at += n
-	}
-	return moves
 }
 
 func checkBackward(name string, outputs, gradients, wrt G.Nodes) error {

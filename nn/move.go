@@ -145,19 +145,20 @@ type path interface {
 type moving struct{ path }
 
 func (r moving) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	return r.moved(r.moves(shapesOf(in), shape), in, shape)
+	return movedOf(r.title(), r.moves(shapesOf(in), shape), in, shape)
 }
 
-func (r moving) moved(moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
+// movedOf moves elements of any type.
+func movedOf(title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
 	switch in[0].Dtype() {
 	case tensor.Float64:
-		return moved[float64](r.title(), moves, in, shape)
+		return moved[float64](title, moves, in, shape)
 	case operand.Float16:
-		return moved[half.Float16](r.title(), moves, in, shape)
+		return moved[half.Float16](title, moves, in, shape)
 	case operand.BFloat16:
-		return moved[half.BFloat16](r.title(), moves, in, shape)
+		return moved[half.BFloat16](title, moves, in, shape)
 	}
-	return moved[float32](r.title(), moves, in, shape)
+	return moved[float32](title, moves, in, shape)
 }
 
 func moved[F any](title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
@@ -201,11 +202,15 @@ func (r moving) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
 // gradient moves back.
 func (r moving) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	back := []attn.Move{r.moves(shapesOf(in), dy.Shape())[i].Back()}
-	return r.moved(back, []G.Value{dy}, in[i].Shape())
+	return movedOf(r.title(), back, []G.Value{dy}, in[i].Shape())
 }
 
 func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	for i, m := range r.moves(in, shape) {
+	return launchMoves(w, r.moves(in, shape))
+}
+
+func launchMoves(w *ongpu.Work, moves []attn.Move) error {
+	for i, m := range moves {
 		if err := w.Move(&layers.Move{Move: m, X: w.In[i].Memory, Y: w.Out}); err != nil {
 			return err
 		}
@@ -393,7 +398,7 @@ func (r reshape) from(tensor.Shape) int { return 0 }
 // compute copies: in-place ops after a view of host memory could write into x.
 func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	n := shape.TotalSize()
-	return moving{joinParts{dtype: r.dtype}}.moved([]attn.Move{{Dims: [3]int{1, 1, 1}, N: n}}, in, shape)
+	return movedOf(r.title(), []attn.Move{{Dims: [3]int{1, 1, 1}, N: n}}, in, shape)
 }
 
 // back returns the path of the gradient.

@@ -67,7 +67,9 @@ func testMovesOf16(t *testing.T, where func(*tensor.Dense) G.Value, read func(G.
 }
 
 func TestMovesOf16(t *testing.T) {
-	testMovesOf16(t, func(x *tensor.Dense) G.Value { return x }, func(v G.Value) *tensor.Dense { return v.(*tensor.Dense) })
+	here, read := func(x *tensor.Dense) G.Value { return x }, func(v G.Value) *tensor.Dense { return v.(*tensor.Dense) }
+	testMovesOf16(t, here, read)
+	testJoins(t, here, read)
 	g := G.NewGraph()
 	x := G.NewTensor(g, tensor.Int32, 3, G.WithShape(1, 2, 4), G.WithName("x"))
 	for name, err := range map[string]error{"SplitHeads": second(SplitHeads(x, 2)), "Reshape": second(Reshape(x, 8)), "Slice": second(Slice(G.NewMatrix(g, la.BFloat16, G.WithShape(2, 2), G.WithName("y")), 0, 0, 1))} {
@@ -81,13 +83,90 @@ func second(_ *G.Node, err error) error { return err }
 
 func TestGPUOpsMovesOf16(t *testing.T) {
 	gpu := devicetest.Open(t)
-	testMovesOf16(t, func(x *tensor.Dense) G.Value {
+	there := func(x *tensor.Dense) G.Value {
 		d, err := gpu.Upload(x)
 		noErrors(t, err)
 		return d
-	}, func(v G.Value) *tensor.Dense {
+	}
+	read := func(v G.Value) *tensor.Dense {
 		x, err := v.(*device.Tensor).Download()
 		noErrors(t, err)
 		return x
-	})
+	}
+	testMovesOf16(t, there, read)
+	testJoins(t, there, read)
+}
+
+// testJoins: gradients through all parts of Linears, converted, shaped and split as attention wants them, are those of Gorgonia's own
+// backpropagation, which knows no joins. A part that something else reads, or that is not split, has the gradients, too.
+func testJoins(t *testing.T, where func(*tensor.Dense) G.Value, read func(G.Value) *tensor.Dense) {
+	rng := reftest.Rand(t)
+	for i := range 8 {
+		to := []tensor.Dtype{la.Float16, la.BFloat16}[i%2]
+		batch, n, heads, d := 1+rng.IntN(2), 1+rng.IntN(4), 1+rng.IntN(2), []int{4, 8}[rng.IntN(2)]
+		const width = 8
+		rows, out := batch*n, heads*d
+		data := map[string][]float32{}
+		var got [2][][]float32
+		for of := range got {
+			where, read := where, read
+			if of == 0 { // Gorgonia's sums are not for GPUs
+				where, read = func(x *tensor.Dense) G.Value { return x }, func(v G.Value) *tensor.Dense { return v.(*tensor.Dense) }
+			}
+			g := G.NewGraph()
+			input := func(name string, shape ...int) *G.Node {
+				if data[name] == nil {
+					for range tensor.Shape(shape).TotalSize() {
+						data[name] = append(data[name], float32(rng.IntN(9)-4)/4)
+					}
+				}
+				x := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(data[name])))
+				return G.NewTensor(g, tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(where(x)))
+			}
+			x, ws := input("x", rows, width), G.Nodes{input("w0", out, width), input("w1", out, width)}
+			parts, err := Linears(x, ws, nil)
+			noErrors(t, err)
+			var ys, dys G.Nodes
+			for k, y := range parts {
+				if i/2%3 != 1 || k == 0 {
+					y = G.Must(Convert(G.Must(SplitHeads(G.Must(Reshape(G.Must(Convert(y, to)), batch, n, out)), heads)), tensor.Float32))
+				}
+				ys, dys = append(ys, y), append(dys, input([]string{"dy0", "dy1"}[k], y.Shape()...))
+			}
+			if i/2%3 == 2 {
+				ys, dys = append(ys, G.Must(Scale(parts[1], 2))), append(dys, input("dy2", rows, out))
+			}
+			wrt := append(G.Nodes{x}, ws...)
+			var grads G.Nodes
+			if of == 0 {
+				grads, err = G.Backpropagate(ys, dys, wrt)
+			} else {
+				grads, err = Backpropagate(ys, dys, wrt)
+			}
+			noErrors(t, err)
+			joins, merges := 0, 0
+			for _, n := range g.AllNodes() {
+				if o, ok := n.Op().(node); ok {
+					if r, ok := o.rule.(joinParts); ok {
+						joins++
+						merges += count(r.heads)
+					}
+				}
+			}
+			if joins != of || merges != count(of == 1 && i/2%3 == 0) {
+				t.Fatalf("case %d: %d joins, %d of them with heads", i, joins, merges)
+			}
+			m := G.NewTapeMachine(g)
+			noErrors(t, la.Cause(m.RunAll()))
+			for _, dx := range grads {
+				got[of] = append(got[of], slices.Clone(read(dx.Value()).Data().([]float32)))
+			}
+			noErrors(t, m.Close())
+		}
+		for k := range got[0] {
+			if !slices.Equal(got[0][k], got[1][k]) {
+				t.Fatalf("case %d, %v: gradient %d is %v, without joins %v", i, to, k, got[1][k], got[0][k])
+			}
+		}
+	}
 }

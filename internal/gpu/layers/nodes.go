@@ -244,7 +244,7 @@ func (d *Engine) Elements(s *cuda.Stream, o *Elements) error {
 	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.elements }, blocks, &p, o.X, o.Times, o.Plus, o.Y)
 }
 
-// Move is the operands of copying elements of X to Y, of one type, by an [attn.Move].
+// Move is the operands of copying elements of X to Y, by an [attn.Move]. Both have one type, or X has 16 bits and Y is float32.
 type Move struct {
 	attn.Move
 	X, Y gpu.Memory
@@ -279,19 +279,11 @@ func (d *Engine) Move(s *cuda.Stream, o *Move) error {
 	if err := o.Y.CheckLoose(op, "y", o.Extent(&o.To)); err != nil {
 		return err
 	}
-	if o.X.DType != o.Y.DType {
+	if o.X.DType != o.Y.DType && (o.X.DType.Size() != 2 || o.Y.DType != attn.Float32) {
 		return gpu.Errorf(op, attn.ErrDType, "x is %v, and y %v", o.X.DType, o.Y.DType)
 	}
-	size := o.X.DType.Size()
-	if p, ok := o.byBytes(16); ok {
-		return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.move[1] }, attn.Ceil(int(p.count), nodeThreads*nodeEach), &p, o.X, o.Y)
-	}
-	if size == 2 {
-		p, ok := o.byBytes(2)
-		if !ok {
-			return gpu.Errorf(op, attn.ErrUnsupported, "%d elements of %v", count, o.X.DType)
-		}
-		return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.move[0] }, blocks, &p, o.X, o.Y)
+	if queued, err := d.queueUnits(s, o); queued || err != nil {
+		return err
 	}
 	p := moveParams{
 		x: o.X.Address() + uint64(o.From.At)*4, y: o.Y.Address() + uint64(o.To.At)*4, count: int64(count),

@@ -26,6 +26,7 @@ const (
 type rowsKernels struct {
 	sums, layerNorm, slopes, convert *cuda.Function
 	norm, move                       [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
+	widen                            [2]*cuda.Function // of one element and of eight
 }
 
 // launchRows queues a kernel of the unit, with one struct of parameters.
@@ -35,7 +36,7 @@ func launchRows[P any](d *Engine, s *cuda.Stream, kernel func(*rowsKernels) *cud
 	if d.rowsKernels == nil {
 		k := new(rowsKernels)
 		if err := d.functions(rowsUnit, map[string]**cuda.Function{
-			"rows_sums": &k.sums, "rows_layer_norm": &k.layerNorm, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
+			"rows_sums": &k.sums, "rows_layer_norm": &k.layerNorm, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_widen_1": &k.widen[0], "rows_widen_8": &k.widen[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
 		}); err != nil {
 			return err
 		}
@@ -258,7 +259,7 @@ func (d *Engine) normSums(s *cuda.Stream, o *NormGradient) error {
 	return d.ColumnSums(s, &of)
 }
 
-// slopesByFour reports whether a kernel computes Slopes by four elements.
+// byFour reports whether a kernel computes Slopes by four elements.
 func (o *Slopes) byFour() bool {
 	return fours(o.Width, o.DY, o.X, o.Times, o.DX, o.DTimes) && o.Step%4 == 0
 }
@@ -273,29 +274,58 @@ func (o *Convert) byVectors() bool {
 
 // rowsMoveParams is struct RowsMoveParams.
 type rowsMoveParams struct {
-	x, y                    uint64
-	from, to                [3]int32
-	count, second, third, n int32
+	x, y                           uint64
+	from, to                       [3]int32
+	count, second, third, n, dtype int32
+	_                              [4]byte
 }
 
-// byBytes returns the parameters of a move of units of some bytes, if all distances are multiples of them.
-func (o *Move) byBytes(bytes int) (p rowsMoveParams, ok bool) {
-	size := o.X.DType.Size()
-	each := bytes / size
-	x, y := o.X.Address()+uint64(o.From.At*size), o.Y.Address()+uint64(o.To.At*size)
-	if ok = (x|y)%uint64(bytes) == 0 && o.N%each == 0 && max(o.Extent(&o.From), o.Extent(&o.To))/each < math.MaxInt32-trainingThreads*trainingEach; !ok {
+// byUnits returns the parameters of a move of units of `each` elements, if all distances are multiples of them, and addresses of 16 bytes
+// or, of single elements, of these.
+func (o *Move) byUnits(each int) (p rowsMoveParams, ok bool) {
+	at := func(m *gpu.Memory, l *attn.Lattice) uint64 { return m.Address() + uint64(l.At*m.DType.Size()) }
+	x, y := at(&o.X, &o.From), at(&o.Y, &o.To)
+	if ok = (each == 1 || (x|y)%16 == 0) && o.N%each == 0 && max(o.Extent(&o.From), o.Extent(&o.To))/each < math.MaxInt32-trainingThreads*trainingEach; !ok {
 		return p, false
 	}
-	p = rowsMoveParams{x: x, y: y, count: int32(o.Count() / each), second: int32(o.Dims[1]), third: int32(o.Dims[2]), n: int32(o.N / each)}
+	p = rowsMoveParams{x: x, y: y, count: int32(o.Count() / each), second: int32(o.Dims[1]), third: int32(o.Dims[2]), n: int32(o.N / each), dtype: int32(o.X.DType)}
 	for i := range p.from {
 		from, to := o.From.Steps[i], o.To.Steps[i]
 		if o.Dims[i] == 1 {
 			from, to = 0, 0
 		}
-		if from%each != 0 || to%each != 0 || max(from, to) > math.MaxInt32 {
+		if from%each != 0 || to%each != 0 {
 			return p, false
 		}
 		p.from[i], p.to[i] = int32(from/each), int32(to/each)
 	}
 	return p, true
+}
+
+// queueUnits queues a move by units, if there is a kernel for it.
+func (d *Engine) queueUnits(s *cuda.Stream, o *Move) (queued bool, err error) {
+	size, widens, which, each := o.X.DType.Size(), o.X.DType != o.Y.DType, 1, 8
+	if !widens {
+		each = 16 / size
+	}
+	p, ok := o.byUnits(each)
+	if !ok && size == 2 {
+		which = 0
+		if p, ok = o.byUnits(1); !ok {
+			return false, gpu.Errorf("move", attn.ErrUnsupported, "%d elements of %v", o.Count(), o.X.DType)
+		}
+	}
+	if !ok {
+		return false, nil
+	}
+	blocks := attn.Ceil(int(p.count), trainingThreads*trainingEach)
+	if widens {
+		blocks = attn.Ceil(int(p.count), trainingThreads)
+	}
+	return true, launchRows(d, s, func(k *rowsKernels) *cuda.Function {
+		if widens {
+			return k.widen[which]
+		}
+		return k.move[which]
+	}, blocks, &p, o.X, o.Y)
 }

@@ -300,17 +300,26 @@ func testMove(t *testing.T, m *machine, d *Engine, cases int) {
 				step[k] = l.Steps[axis] * o.Dims[axis]
 			}
 		}
-		to := enginetest.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16)
-		x := m.random(t, rng, to, o.Extent(&o.From), 1)
+		from, widens := enginetest.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16), i%3 == 0
+		to := from
+		if widens {
+			from, to = enginetest.Pick(rng, attn.Float16, attn.BFloat16), attn.Float32
+		}
+		x := m.random(t, rng, from, o.Extent(&o.From), 1)
 		o.X, o.Y = x.Memory, gpu.Memory{DType: to, Len: o.Extent(&o.To)}
 		m.Poison(t, &o.Y)
-		want := enginetest.Read(t, &o.Y)
-		from, size := enginetest.Read(t, &o.X), to.Size()
+		want, data, size := enginetest.Read(t, &o.Y), enginetest.Read(t, &o.X), from.Size()
 		for a := range o.Dims[0] {
 			for b := range o.Dims[1] {
 				for c := range o.Dims[2] {
-					at := func(l *attn.Lattice) int { return size * (l.At + a*l.Steps[0] + b*l.Steps[1] + c*l.Steps[2]) }
-					copy(want[at(&o.To):][:size*o.N], from[at(&o.From):])
+					at := func(l *attn.Lattice) int { return l.At + a*l.Steps[0] + b*l.Steps[1] + c*l.Steps[2] }
+					if !widens {
+						copy(want[size*at(&o.To):][:size*o.N], data[size*at(&o.From):])
+						continue
+					}
+					for e := range o.N {
+						enginetest.Put(want, at(&o.To)+e, to, enginetest.Get(data, at(&o.From)+e, from))
+					}
 				}
 			}
 		}

@@ -1,0 +1,221 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/leanattention/internal/stock"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Gradients of the parts of a [Linears] are joined to that of the whole by one node. It also merges heads and converts to float32, where
+// these are all that lies between a part and attention.
+
+// readersOf counts the reads of each node.
+func readersOf(sorted G.Nodes) map[*G.Node]int {
+	readers := map[*G.Node]int{}
+	for _, n := range sorted {
+		for _, c := range stock.ChildrenOf(n) {
+			readers[c]++
+		}
+	}
+	return readers
+}
+
+// partGradient is the gradient of a part of the joined output of a [Linears], or of the last of the nodes behind the part: a conversion to
+// 16 bits, a Reshape and a SplitHeads.
+type partGradient struct {
+	part, dy *G.Node
+	behind   G.Nodes
+}
+
+// partOfLinears returns the gradient of a part, given the gradient of the part or of the last node behind it.
+func partOfLinears(n, dy *G.Node, readers map[*G.Node]int) (p partGradient, ok bool) {
+	if _, ok := linearPartOf(n); ok {
+		return partGradient{part: n, dy: dy}, true
+	}
+	o, isNode := n.Op().(node)
+	if r, isMove := o.rule.(moving); !isNode || !isMove || n.Dtype() != operand.Float16 && n.Dtype() != operand.BFloat16 {
+		return p, false
+	} else if _, isSplit := r.path.(split); !isSplit {
+		return p, false
+	}
+	only := func(n *G.Node) *G.Node { // the child, if nothing else reads it
+		if c := stock.ChildrenOf(n)[0]; readers[c] == 1 {
+			return c
+		}
+		return nil
+	}
+	shaped := only(n)
+	if shaped == nil {
+		return p, false
+	}
+	if v, isView := shaped.Op().(view); !isView {
+		return p, false
+	} else if _, isReshape := v.rule.(reshape); !isReshape {
+		return p, false
+	}
+	converted := only(shaped)
+	if converted == nil {
+		return p, false
+	}
+	if o, isNode = converted.Op().(node); !isNode {
+		return p, false
+	} else if _, isConvert := o.rule.(convert); !isConvert {
+		return p, false
+	}
+	part := only(converted)
+	if part == nil {
+		return p, false
+	}
+	_, ok = linearPartOf(part)
+	return partGradient{part, dy, G.Nodes{n, shaped, converted}}, ok
+}
+
+// alone returns the gradient of the part itself.
+func (p partGradient) alone() (dy *G.Node, err error) {
+	dy = p.dy
+	for _, n := range p.behind {
+		down, err := n.Op().(G.SDOp).SymDiff(stock.ChildrenOf(n), n, dy)
+		if err != nil {
+			return nil, err
+		}
+		dy = down[0]
+	}
+	return dy, nil
+}
+
+func linearPartOf(n *G.Node) (r linearPart, ok bool) {
+	v, ok := n.Op().(view)
+	if ok {
+		r, ok = v.rule.(linearPart)
+	}
+	return r, ok
+}
+
+// ofWhole returns the contributions of parts to the gradient of the whole: one, if the parts are the whole and nothing else reads the
+// whole, or each part among zeros.
+func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err error) {
+	first := func(p partGradient) int { r, _ := linearPartOf(p.part); return r.before }
+	slices.SortFunc(list, func(a, b partGradient) int { return first(a) - first(b) })
+	at, heads, last := 0, true, linearPart{}
+	for _, p := range list {
+		last, _ = linearPartOf(p.part)
+		alone = alone && last.before == at
+		heads = heads && len(p.behind) > 0 && p.dy.Dtype() == list[0].dy.Dtype()
+		at += last.width
+	}
+	alone = alone && at == last.all
+	join := joinParts{from: list[0].dy.Dtype(), to: last.dtype, heads: alone && heads}
+	for _, p := range list {
+		if !join.heads {
+			join.from = last.dtype
+			if p.dy, err = p.alone(); err != nil {
+				return nil, err
+			}
+		}
+		if !alone {
+			down, err := p.part.Op().(G.SDOp).SymDiff(G.Nodes{whole}, p.part, p.dy)
+			if err != nil {
+				return nil, err
+			}
+			p.dy = down[0]
+		}
+		r, _ := linearPartOf(p.part)
+		all, join.widths = append(all, p.dy), append(join.widths, r.width)
+	}
+	if !alone {
+		return all, nil
+	}
+	y, err := newNode(join, all...)
+	return []*G.Node{y}, err
+}
+
+// joinParts is the rule from the gradients of all parts of a [Linears] to that of the whole. With heads, the gradients are those of 16 bits
+// behind SplitHeads.
+type joinParts struct {
+	widths   []int
+	from, to tensor.Dtype
+	heads    bool
+}
+
+func (r joinParts) title() string { return "Linears" }
+func (r joinParts) String() string {
+	return fmt.Sprintf("JoinParts{%v, %v to %v, heads %t}", r.widths, r.from, r.to, r.heads)
+}
+
+func (r joinParts) arguments() []argument {
+	rank := 2
+	if r.heads {
+		rank = 4
+	}
+	names := namesOf(len(r.widths), func(i int) string { return fmt.Sprintf("the gradient of layer %d", i) })
+	return moveable(append(alike(rank, r.from, names...), argument{name: "y", rank: 1, dtype: r.to}))
+}
+
+func (r joinParts) shape(in []tensor.Shape) (tensor.Shape, error) {
+	all, rows := 0, func(s tensor.Shape) int {
+		if r.heads {
+			return s[0] * s[2]
+		}
+		return s[0]
+	}
+	for i, s := range in {
+		if rows(s) != rows(in[0]) || s.TotalSize() != rows(s)*r.widths[i] {
+			return nil, errorf(r.title(), errs.ErrShape, "the gradient of layer %d has shape %v, want %d rows of %d elements", i, s, rows(in[0]), r.widths[i])
+		}
+		all += s.TotalSize()
+	}
+	return tensor.Shape{all}, nil
+}
+
+func (r joinParts) moves(in []tensor.Shape) (moves []attn.Move) {
+	at := 0
+	for _, s := range in {
+		m := attn.Move{Dims: [3]int{1, 1, 1}, N: s.TotalSize()}
+		if r.heads {
+			m = merged(s)
+		}
+		m.To.At = at
+		moves = append(moves, m)
+		at += s.TotalSize()
+	}
+	return moves
+}
+
+func (r joinParts) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	moves := r.moves(shapesOf(in))
+	switch r.from {
+	case operand.Float16:
+		return joinedOf(moves, in, shape, half.DecodeFloat16[half.Float16])
+	case operand.BFloat16:
+		return joinedOf(moves, in, shape, half.DecodeBFloat16[half.BFloat16])
+	}
+	return movedOf(r.title(), moves, in, shape)
+}
+
+// joinedOf moves elements of 16 bits to a vector of float32.
+func joinedOf[H any](moves []attn.Move, in []G.Value, shape tensor.Shape, decode func([]float32, []H)) (G.Value, error) {
+	const title = "Linears"
+	short, err := moved[H](title, moves, in, shape)
+	if err != nil {
+		return nil, err
+	}
+	t, y := output[float32](shape)
+	decode(y, dense.Elements[H](short.(*tensor.Dense)))
+	return t, nil
+}
+
+func (r joinParts) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	return launchMoves(w, r.moves(in))
+}
+
+var _ launched = joinParts{}
