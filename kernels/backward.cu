@@ -1,12 +1,13 @@
 // Entry points of gradients of attention: backward_<element>_<head dim>, for head dims up to that one, and for the launch before
 // it backward_rows_<element>_<rows of a query block>. GPUs with at most 100 KB of shared memory have a thread block on a
 // multiprocessor. Others have two with heads of 64, whose warps have 32 keys each: right operands then serve twice as many products.
+// GPUs of 9.0 have the kernels of unit backward_hopper, and only the rows' here.
 //
 // Needed by: training: gradients of attention on a GPU.
 #include "attn_backward.cuh"
 
 // Thread blocks on a multiprocessor; head dim, warps, matrices of 16 keys of a warp, rows of a query block, stages.
-#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if __CUDA_ARCH__ == 800
 #define HEADS_64 2, 64, 4, 2, 32, 2
 #define HEADS_128 1, 128, 8, 1, 64, 2
 #else
@@ -14,7 +15,11 @@
 #define HEADS_128 1, 128, 8, 1, 32, 1
 #endif
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define BACKWARD(name, T, SHAPE) extern "C" __global__ void name(const __grid_constant__ BackwardParams p) {}
+#else
 #define BACKWARD(name, T, SHAPE) BACKWARD_OF(name, T, SHAPE)
+#endif
 #define BACKWARD_OF(name, T, TOGETHER, ...) \
   extern "C" __global__ void __launch_bounds__(Backward<T, __VA_ARGS__>::THREADS, TOGETHER) name(const __grid_constant__ BackwardParams p) { Backward<T, __VA_ARGS__>::run(p); }
 #define BACKWARD_ROWS(name, T, ROWS) \

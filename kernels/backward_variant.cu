@@ -1,6 +1,7 @@
 // Entry points of gradients of attention with changes of scores, masks, sinks and dropout: as those of unit backward, with
 // backward_bias_<element>_<head dim> for gradients of biases and backward_sinks for those of sinks. A lane has more numbers than
-// without, so tiles are smaller: a thread block on a multiprocessor.
+// without, so tiles are smaller: a thread block on a multiprocessor. GPUs of 9.0 have unit backward_hopper_variant in place of the
+// first kernels.
 //
 // Needed by: training: gradients of attention on a GPU with windows, soft caps, ALiBi, biases, sinks or dropout.
 #include "attn_backward_variant.cuh"
@@ -15,8 +16,13 @@
 
 #define KERNEL(name, THREADS, ...) \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ BackwardScoredParams p) { __VA_ARGS__; }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define SCORED(...)
+#else
+#define SCORED(T, ...) Backward<T, __VA_ARGS__, BackwardScored>::run(p.p)
+#endif
 #define BACKWARD(element, T, dim, ...)                                                                          \
-  KERNEL(backward_scored_##element##_##dim, 256, Backward<T, __VA_ARGS__, BackwardScored>::run(p.p))              \
+  KERNEL(backward_scored_##element##_##dim, 256, SCORED(T, __VA_ARGS__))                                           \
   KERNEL(backward_bias_##element##_##dim, 256, BackwardBias<Backward<T, __VA_ARGS__, BackwardScored>>::run(p.p))
 #define BACKWARD_OF(...) BACKWARD(__VA_ARGS__)
 #define ELEMENT(element, T)                                                                                       \
