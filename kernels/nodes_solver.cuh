@@ -17,7 +17,7 @@ struct SolverWeight {
 
 struct SolverParams {
   const SolverWeight* weights;
-  double* sums; // of each piece
+  double* sums; // of each piece, and behind them their sum
   int count;    // of weights
   int moments;  // 0: there are none
   int fresh;    // of solverAdd: 1 if a has arbitrary content
@@ -25,6 +25,7 @@ struct SolverParams {
   float beta1, rest1, beta2, rest2; // rest1 is 1 - beta1
   float correct1, correct2;         // factors of the moments
   float epsilon, rate, decay;
+  int pieces;
 };
 
 // Elements that a thread reads and writes together.
@@ -72,21 +73,37 @@ __device__ __forceinline__ void solverAdd(const SolverParams& p) {
   solverEach<false>(p, [&](const SolverWeight& x, long long i, SolverOne) { x.a[i] = p.fresh ? x.g[i] : solverGradient(x, i); });
 }
 
+// Adds what the threads have: thread i gets that of i+n, for n of 128, 64, ..., 1.
+__device__ __forceinline__ double solverFold(double sum) {
+  __shared__ double sums[TRAINING_THREADS];
+  sums[threadIdx.x] = sum;
+  for (int step = TRAINING_THREADS / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
+  }
+  return sums[0]; // of thread 0
+}
+
 // The sum of the squares of a piece of the gradients.
 __device__ __forceinline__ void solverSquares(const SolverParams& p) {
-  __shared__ double sums[TRAINING_THREADS];
   beginTraining();
   double sum = 0;
   solverEach<false>(p, [&](const SolverWeight& x, long long i, SolverOne) {
     const double g = solverGradient(x, i);
     sum = __fma_rn(g, g, sum); // g*g has no rounding
   });
-  sums[threadIdx.x] = sum;
-  for (int step = TRAINING_THREADS / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
-  }
-  if (threadIdx.x == 0) p.sums[blockIdx.x] = sums[0];
+  sum = solverFold(sum);
+  if (threadIdx.x == 0) p.sums[blockIdx.x] = sum;
+}
+
+// The sum of the sums of all pieces goes behind them. A thread block does it: thread i has every 256th from i on.
+__device__ __forceinline__ void solverTotal(const SolverParams& p) {
+  beginTraining();
+  double sum = 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < p.pieces; i += TRAINING_THREADS) sum += p.sums[i];
+  sum = solverFold(sum);
+  if (threadIdx.x == 0) p.sums[p.pieces] = sum;
 }
 
 // With h = scale (a + g):

@@ -8,4 +8,5 @@
 
 SOLVER(solver_add, solverAdd)
 SOLVER(solver_squares, solverSquares)
+SOLVER(solver_total, solverTotal)
 SOLVER(solver_update, solverUpdate)

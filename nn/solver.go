@@ -341,12 +341,8 @@ func (s *solver) same(title string, ws []trainedWeight) error {
 	return nil
 }
 
-// scaleBy sets scale, the factor of the gradients, or skip. sums are the sums of the squares of the gradients.
-func (r *solverRule) scaleBy(title string, sums []float64) error {
-	sum := 0.0
-	for _, x := range sums {
-		sum += x
-	}
+// scaleBy sets scale, the factor of the gradients, or skip. sum is the sum of the squares of the gradients.
+func (r *solverRule) scaleBy(title string, sum float64) error {
 	by := r.scaleOf() * float64(max(r.rows, 1))
 	norm := math.Sqrt(sum) / by
 	if math.IsNaN(norm) || math.IsInf(norm, 0) {
@@ -459,7 +455,7 @@ func solve[F float](s *solver, title string, ws []trainedWeight, rule *solverRul
 		eachSolverPiece(&all[i], func(piece, _, _ int, g []F) { part[piece] = squares(g) })
 		sums = append(sums, part...)
 	}
-	if err := rule.scaleBy(title, sums); err != nil {
+	if err := rule.scaleBy(title, foldSums(sums)); err != nil {
 		return err
 	}
 	if !rule.skip {
@@ -514,6 +510,15 @@ func squares[F float](g []F) float64 {
 	for i, x := range g {
 		sums[i%len(sums)] += float64(float64(x) * float64(x))
 	}
+	return foldSums(sums[:])
+}
+
+// foldSums returns a sum in the order of the kernels.
+func foldSums(all []float64) float64 {
+	var sums [layers.SolverSums]float64
+	for i, x := range all {
+		sums[i%len(sums)] += x
+	}
 	for n := len(sums) / 2; n > 0; n /= 2 {
 		for i := range n {
 			sums[i] += sums[i+n]
@@ -553,8 +558,8 @@ func (s *solver) onGPU(title string, ws []trainedWeight, rule *solverRule) error
 	if rule.several() {
 		o.Ranks = rule.ranks.Internal()
 	}
-	err := o.Step(func(sums []float64) (layers.SolverRule, bool, error) {
-		if err := rule.scaleBy(title, sums); err != nil || rule.skip {
+	err := o.Step(func(sum float64) (layers.SolverRule, bool, error) {
+		if err := rule.scaleBy(title, sum); err != nil || rule.skip {
 			return layers.SolverRule{}, rule.skip, err
 		}
 		f := func(x float64) float32 { return float32(x) }

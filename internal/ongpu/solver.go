@@ -63,9 +63,8 @@ func (s *Solver) Check() error {
 	return nil
 }
 
-// Step updates all weights and moments, or with an error or skip none. ruleOf gets the sums of the squares of the gradients, one for each
-// [layers.SolverPiece] elements of a gradient.
-func (s *Solver) Step(ruleOf func(sums []float64) (rule layers.SolverRule, skip bool, err error)) (err error) {
+// Step updates all weights and moments, or with an error or skip none. ruleOf gets the sum of the squares of the gradients.
+func (s *Solver) Step(ruleOf func(sum float64) (rule layers.SolverRule, skip bool, err error)) (err error) {
 	kernels, err := s.begin()
 	if err != nil {
 		return err
@@ -86,11 +85,11 @@ func (s *Solver) Step(ruleOf func(sums []float64) (rule layers.SolverRule, skip 
 			return err
 		}
 	}
-	sums, err := s.squares(kernels)
+	sum, err := s.squares(kernels)
 	if err != nil {
 		return err
 	}
-	rule, skip, err := ruleOf(sums)
+	rule, skip, err := ruleOf(sum)
 	if err != nil || skip {
 		return err
 	}
@@ -286,31 +285,28 @@ func (s *Solver) upload() (err error) {
 	return nil
 }
 
-// squares waits for the work that makes the gradients, and returns the sums of their squares.
-func (s *Solver) squares(kernels *layers.Engine) (sums []float64, err error) {
+// squares waits for the work that makes the gradients, and returns the sum of their squares.
+func (s *Solver) squares(kernels *layers.Engine) (sum float64, err error) {
 	if err := s.upload(); err != nil {
-		return nil, err
+		return 0, err
 	}
 	pieces := 0
 	for _, w := range s.Weights {
 		pieces += (w.Size() + layers.SolverPiece - 1) / layers.SolverPiece
 	}
-	if s.sums, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{2 * pieces}); err != nil {
-		return nil, err
+	if s.sums, err = s.GPU.Alloc(s.Op, tensor.Int32, tensor.Shape{2 * (pieces + 1)}); err != nil {
+		return 0, err
 	}
 	if err := s.submit(func(sub *queue.Submission, o *layers.Solver) error {
 		return sub.Do(func(stream *cuda.Stream) error { return kernels.SolverSquares(stream, o) })
 	}); err != nil {
-		return nil, err
+		return 0, err
 	}
-	data := make([]byte, s.sums.Bytes())
-	if err := s.sums.Read(data); err != nil {
-		return nil, TensorError(s.Op, "the sums", err)
+	data := make([]byte, 8)
+	if err := s.sums.part(2*pieces, tensor.Shape{2}).Read(data); err != nil {
+		return 0, TensorError(s.Op, "the sums", err)
 	}
-	for ; len(data) > 0; data = data[8:] {
-		sums = append(sums, math.Float64frombits(binary.LittleEndian.Uint64(data)))
-	}
-	return sums, nil
+	return math.Float64frombits(binary.LittleEndian.Uint64(data)), nil
 }
 
 // close gives back the memory of the call, and with drop what more there is.

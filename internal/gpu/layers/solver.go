@@ -20,7 +20,7 @@ const (
 )
 
 // solverKernels are loaded at first use.
-type solverKernels struct{ add, squares, update *cuda.Function }
+type solverKernels struct{ add, squares, total, update *cuda.Function }
 
 // SolverWeight is a weight W of N elements, its gradient G, the sum A of earlier gradients, and its moments M and V, of float32. The sum and
 // the moments may have no buffer.
@@ -48,7 +48,7 @@ type SolverRule struct {
 type Solver struct {
 	Weights []SolverWeight
 	Table   gpu.Memory // the bytes of [Solver.Bytes]
-	Sums    gpu.Memory // a float64 for each of [Solver.Pieces]; not for an update
+	Sums    gpu.Memory // a float64 for each of [Solver.Pieces], and one for all; not for an update
 	Rule    SolverRule // of an update
 }
 
@@ -60,6 +60,7 @@ type solverParams struct {
 	beta1, rest1, beta2, rest2 float32
 	correct1, correct2         float32
 	epsilon, rate, decay       float32
+	pieces                     int32
 }
 
 // Pieces returns the number of pieces of all weights.
@@ -114,33 +115,37 @@ func (o *Solver) check(op string) error {
 
 // SolverAdd queues A = A + G for all weights, in one launch, or A = G if fresh.
 func (d *Engine) SolverAdd(s *cuda.Stream, o *Solver, fresh bool) error {
-	return d.solve(s, o, "add", fresh, func(k *solverKernels) *cuda.Function { return k.add })
+	return d.solve(s, o, "add", fresh, o.Pieces(), func(k *solverKernels) *cuda.Function { return k.add })
 }
 
-// SolverSquares queues the sums of the squares of the pieces of A + G.
+// SolverSquares queues the sums of the squares of the pieces of A + G, and the sum of these sums. Sum i of the pieces is in sum i mod
+// SolverSums, and these are added as those of a piece.
 func (d *Engine) SolverSquares(s *cuda.Stream, o *Solver) error {
 	const op = "squares"
 	sums := o.Sums
 	sums.DType = attn.Float32
-	if err := checkLooseFloats(op, "the sums", &sums, 2*o.Pieces()); err != nil {
+	if err := checkLooseFloats(op, "the sums", &sums, 2*(o.Pieces()+1)); err != nil {
 		return err
 	}
-	return d.solve(s, o, op, false, func(k *solverKernels) *cuda.Function { return k.squares })
+	if err := d.solve(s, o, op, false, o.Pieces(), func(k *solverKernels) *cuda.Function { return k.squares }); err != nil {
+		return err
+	}
+	return d.solve(s, o, op, false, 1, func(k *solverKernels) *cuda.Function { return k.total })
 }
 
 // SolverUpdate queues an update of all weights and moments, in one launch.
 func (d *Engine) SolverUpdate(s *cuda.Stream, o *Solver) error {
-	return d.solve(s, o, "update", false, func(k *solverKernels) *cuda.Function { return k.update })
+	return d.solve(s, o, "update", false, o.Pieces(), func(k *solverKernels) *cuda.Function { return k.update })
 }
 
-func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, fresh bool, kernel func(*solverKernels) *cuda.Function) error {
+func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, fresh bool, blocks int, kernel func(*solverKernels) *cuda.Function) error {
 	if err := o.check(op); err != nil {
 		return err
 	}
 	r := &o.Rule
 	p := solverParams{
 		weights: o.Table.Address(), sums: o.Sums.AddressOr0(), count: int32(len(o.Weights)), scale: r.Scale, beta1: r.Beta1, rest1: r.Rest1, beta2: r.Beta2, rest2: r.Rest2,
-		correct1: r.Correct1, correct2: r.Correct2, epsilon: r.Epsilon, rate: r.Rate, decay: r.Decay,
+		correct1: r.Correct1, correct2: r.Correct2, epsilon: r.Epsilon, rate: r.Rate, decay: r.Decay, pieces: int32(o.Pieces()),
 	}
 	memory := []gpu.Memory{o.Table, o.Sums}
 	for i := range o.Weights {
@@ -157,10 +162,10 @@ func (d *Engine) solve(s *cuda.Stream, o *Solver, op string, fresh bool, kernel 
 	defer d.mu.Unlock()
 	if d.solverKernels == nil {
 		k := new(solverKernels)
-		if err := d.functions(solverUnit, map[string]**cuda.Function{"solver_add": &k.add, "solver_squares": &k.squares, "solver_update": &k.update}); err != nil {
+		if err := d.functions(solverUnit, map[string]**cuda.Function{"solver_add": &k.add, "solver_squares": &k.squares, "solver_total": &k.total, "solver_update": &k.update}); err != nil {
 			return err
 		}
 		d.solverKernels = k
 	}
-	return queueNode(d, s, kernel(d.solverKernels), o.Pieces(), &p, memory...)
+	return queueNode(d, s, kernel(d.solverKernels), blocks, &p, memory...)
 }

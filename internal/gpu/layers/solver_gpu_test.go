@@ -32,7 +32,7 @@ func (m *machine) newSolver(t testing.TB, random func(n int) gpu.Memory, moments
 		}
 		o.Weights = append(o.Weights, w)
 	}
-	o.Table, o.Sums = m.Put(t, o.Bytes(), attn.Float32), m.empty(t, 2*o.Pieces())
+	o.Table, o.Sums = m.Put(t, o.Bytes(), attn.Float32), m.empty(t, 2*(o.Pieces()+1))
 	return o
 }
 
@@ -81,7 +81,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 		noError(t, d.SolverUpdate(m.Stream, o))
 		m.Settle(t)
 		sums := enginetest.Read(t, &o.Sums)
-		r := &o.Rule
+		r, all := &o.Rule, 0.0
 		for _, w := range o.Weights {
 			g := slices.Clone(numbers[w.G.Address()])
 			if w.A.Buffer != nil {
@@ -94,6 +94,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 				for _, x := range g[from:min(from+SolverPiece, w.N)] {
 					want += x * x
 				}
+				all += want
 				got := math.Float64frombits(binary.LittleEndian.Uint64(sums))
 				if sums = sums[8:]; !(math.Abs(got-want) <= 1e-12*want) {
 					t.Fatalf("sizes %v: the sum of squares is %v, want %v", sizes, got, want)
@@ -120,6 +121,9 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 					}
 				}
 			}
+		}
+		if got := math.Float64frombits(binary.LittleEndian.Uint64(sums)); !(math.Abs(got-all) <= 1e-12*all) {
+			t.Fatalf("sizes %v: the sum of all squares is %v, want %v", sizes, got, all)
 		}
 		// Sums, of which nothing before is read in the first.
 		for j := range o.Weights {
@@ -162,7 +166,7 @@ func testSolver(t *testing.T, m *machine, d *Engine, cases int) {
 	}
 	bad := *o
 	bad.Sums.Len--
-	wantError(t, "short sums", d.SolverSquares(m.Stream, &bad), attn.ErrShape, "the sums has 3 elements of 4")
+	wantError(t, "short sums", d.SolverSquares(m.Stream, &bad), attn.ErrShape, "the sums has 5 elements of 6")
 	wantError(t, "no sums", d.SolverAdd(m.Stream, o, true), attn.ErrShape, "its sum has no buffer")
 	o.close(t)
 }
