@@ -16,8 +16,8 @@ import (
 
 func TestGPULoss(t *testing.T) {
 	m, d := realDecoder(t)
-	testLoss(t, m, d, 40, 1000)
-	testTableGradient(t, m, d, 40)
+	testLoss(t, m, d, enginetest.OrShort(40, 6), 1000)
+	testTableGradient(t, m, d, enginetest.OrShort(40, 4))
 	testLossRefuses(t, m, d)
 }
 
