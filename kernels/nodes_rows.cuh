@@ -17,6 +17,19 @@ __device__ __forceinline__ float sumOfLanes(float v) {
 }
 __device__ __forceinline__ float sumOf(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
+// Adds what the warps have, in their order, and stores up to four columns.
+__device__ __forceinline__ void rowsFold(float4 sum, float4 (&sums)[TRAINING_THREADS / 32][32], float* to, int most) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || most <= 0) return;
+  for (int w = 1; w < TRAINING_THREADS / 32; w++) sum = sum + sums[w][lane];
+  to[0] = sum.x;
+  if (most > 1) to[1] = sum.y;
+  if (most > 2) to[2] = sum.z;
+  if (most > 3) to[3] = sum.w;
+}
+
 struct RowsSumsParams {
   const float *x, *times; // rows x n; times may be null
   float* y;               // parts x n
@@ -40,15 +53,51 @@ __device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
   const auto few = [&](const float* from) { return float4{from[0], most > 1 ? from[1] : 0.f, most > 2 ? from[2] : 0.f, most > 3 ? from[3] : 0.f}; };
   if (most > 0 && p.aligned && p.times == nullptr) add([&](long long at) { return *(const float4*)(p.x + at); });
   else if (most > 0) add([&](long long at) { return p.times == nullptr ? few(p.x + at) : few(p.x + at) * few(p.times + at); });
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || most <= 0) return;
-  for (int w = 1; w < WARPS; w++) sum = sum + sums[w][lane];
-  float* const to = p.y + (long long)part * p.n + column;
-  to[0] = sum.x;
-  if (most > 1) to[1] = sum.y;
-  if (most > 2) to[2] = sum.z;
-  if (most > 3) to[3] = sum.w;
+  rowsFold(sum, sums, p.y + (long long)part * p.n + column, most);
+}
+
+__device__ __forceinline__ float4 slopesOf(int f, float4 x) { return {slopeOf(f, x.x), slopeOf(f, x.y), slopeOf(f, x.z), slopeOf(f, x.w)}; }
+
+struct RowsRoundParams {
+  const float *x, *before; // rows x n, a multiple of 4; before may be null
+  void* y;                 // as x, in an element type of 16 bits
+  float* sums;             // parts x n; may be null
+  int rows, n, each, type, activation;
+};
+
+// y = x times f'(before), rounded to nearest, and the sums over the rows of each part, as those of rowsSums. Without before y = x.
+__device__ __forceinline__ void rowsRound(const RowsRoundParams& p) {
+  constexpr int WARPS = TRAINING_THREADS / 32;
+  __shared__ float4 sums[WARPS][32];
+  const int tiles = (p.n + ROWS_COLUMNS - 1) / ROWS_COLUMNS, part = blockIdx.x / tiles, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int column = blockIdx.x % tiles * ROWS_COLUMNS + lane * 4, most = p.n - column, first = part * p.each, end = min(p.rows, first + p.each);
+  beginTraining();
+  float4 sum = four(0.f);
+  if (most > 0) withStore(p.type, [&](auto s) {
+    using Store = decltype(s);
+    if constexpr (Store::bytes == 2) {
+      const auto round = [&](long long at, float4 v) {
+        alignas(8) u16 few[4];
+        Store::store(few, 0, v.x), Store::store(few, 1, v.y), Store::store(few, 2, v.z), Store::store(few, 3, v.w);
+        *(uint2*)((u16*)p.y + at) = *(const uint2*)few;
+        sum = sum + v;
+      };
+      if (p.before == nullptr) {
+#pragma unroll 8
+        for (int r = first + warp; r < end; r += WARPS) {
+          const long long at = (long long)r * p.n + column;
+          round(at, *(const float4*)(p.x + at));
+        }
+      } else {
+#pragma unroll 2
+        for (int r = first + warp; r < end; r += WARPS) {
+          const long long at = (long long)r * p.n + column;
+          round(at, *(const float4*)(p.x + at) * slopesOf(p.activation, *(const float4*)(p.before + at)));
+        }
+      }
+    }
+  });
+  if (p.sums != nullptr) rowsFold(sum, sums, p.sums + (long long)part * p.n + column, most);
 }
 
 struct RowsNormParams {
@@ -132,11 +181,22 @@ template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormPara
   }
 }
 
+// Stores four numbers of 16 bits.
+__device__ __forceinline__ void storeFour(u16* to, int type, float4 v) {
+  alignas(8) u16 few[4];
+  withStore(type, [&](auto s) {
+    using Store = decltype(s);
+    if constexpr (Store::bytes == 2) Store::store(few, 0, v.x), Store::store(few, 1, v.y), Store::store(few, 2, v.z), Store::store(few, 3, v.w);
+  });
+  *(uint2*)to = *(const uint2*)few;
+}
+
 struct RowsLayerNormParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
-  float* y;
+  void* y;
   int rows, n;
   float eps;
+  int type; // of y: float32, or rounded to 16 bits
 };
 
 // y = (x - mean) / sqrt(variance + eps) * gamma + beta. A row is a warp's and stays in registers. n is a multiple of 4, at most 1024.
@@ -163,7 +223,8 @@ __device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
     float4 y = x[i] * r;
     if (p.gamma != nullptr) y = y * *(const float4*)(p.gamma + at);
     if (p.beta != nullptr) y = y + *(const float4*)(p.beta + at);
-    *(float4*)(p.y + row * p.n + at) = y;
+    if (p.type == 0) *(float4*)((float*)p.y + row * p.n + at) = y;
+    else storeFour((u16*)p.y + row * p.n + at, p.type, y);
   });
 }
 
@@ -174,7 +235,7 @@ __device__ __forceinline__ void rowsSlopes(const TrainingSlopeParams& p) {
   if (n >= p.n) return;
   const long long at = p.width == p.step ? n : n / p.width * p.step + n % p.width;
   const float4 x = *(const float4*)(p.x + at), dy = *(const float4*)(p.dy + n);
-  const float4 slope = {slopeOf(p.activation, x.x), slopeOf(p.activation, x.y), slopeOf(p.activation, x.z), slopeOf(p.activation, x.w)};
+  const float4 slope = slopesOf(p.activation, x);
   *(float4*)(p.dx + at) = (p.times == nullptr ? dy : dy * *(const float4*)(p.times + at)) * slope;
   if (p.dtimes != nullptr)
     *(float4*)(p.dtimes + at) = dy * float4{activatedAny(p.activation, x.x), activatedAny(p.activation, x.y), activatedAny(p.activation, x.z), activatedAny(p.activation, x.w)};

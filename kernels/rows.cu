@@ -7,6 +7,7 @@
   extern "C" __global__ void __launch_bounds__(TRAINING_THREADS, blocks) name(const __grid_constant__ Params p) { run(p); }
 
 ROWS(rows_sums, 4, RowsSumsParams, rowsSums)
+ROWS(rows_round, 4, RowsRoundParams, rowsRound)
 ROWS(rows_norm, 1, RowsNormParams, rowsNorm<false>)
 ROWS(rows_norm_wide, 1, RowsNormParams, rowsNorm<true>) // of more than 1024 elements
 ROWS(rows_layer_norm, 4, RowsLayerNormParams, rowsLayerNorm)

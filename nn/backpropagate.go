@@ -29,7 +29,8 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 	if err != nil {
 		return nil, errorf(name, errs.ErrGraph, "%v", err)
 	}
-	active, readers := dependents(sorted, wrt), readersOf(sorted)
+	active, readers := dependents(sorted, wrt), readersOf(sorted, outputs, wrt)
+	behind := map[*G.Node]behindActivation{} // layers whose gradients begin behind their activation
 	of, parts := map[*G.Node][]*G.Node{}, map[*G.Node][]partGradient{}
 	for i, y := range outputs {
 		of[y] = append(of[y], gradients[i])
@@ -41,6 +42,19 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 				return nil, err
 			}
 			of[n] = append(of[n], more...)
+		}
+		if a, ok := behind[n]; ok {
+			children := stock.ChildrenOf(n)
+			down, err := linearGradientsThrough(inGraph, a.of, children, a.dy, a.f, n)
+			if err != nil {
+				return nil, errs.Within(prefix+name, err)
+			}
+			for i, c := range children {
+				if active[c] {
+					of[c] = append(of[c], down[i])
+				}
+			}
+			continue
 		}
 		all := of[n]
 		if len(all) == 0 || !active[n] {
@@ -59,6 +73,10 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 		if p, ok := partOfLinears(n, sum, readers); ok {
 			whole := stock.ChildrenOf(p.part)[0]
 			parts[whole] = append(parts[whole], p)
+			continue
+		}
+		if a, ok := behindLayers(n, sum, readers); ok && active[children[0]] {
+			behind[children[0]] = a
 			continue
 		}
 		op, ok := n.Op().(G.SDOp)

@@ -38,6 +38,12 @@ func (op linear) inner() linear {
 	return linear{x: op.x, w: op.w, rest: op.rest, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias, mixed: op.products != 0, products: op.products}
 }
 
+// normedAs returns the layers with the norm of others in front of them.
+func (op linear) normedAs(o linear) linear {
+	op.norm, op.gamma, op.beta, op.rms, op.offset, op.eps = o.norm, o.gamma, o.beta, o.rms, o.offset, o.eps
+	return op
+}
+
 // normBefore applies the norm in front of the layers. in has x and the norm's weights.
 func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	if op.rms {
@@ -69,6 +75,12 @@ func (op linear) layerNorm() layerNorm {
 //
 // The gradients of f and the norm are those of their own ops.
 func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) {
+	return linearGradientsThrough(do, op, list, dy, attn.NoActivation)
+}
+
+// linearGradientsThrough is linearGradients of layers with products of 16 bits, without activation, gate and residual. With f, dy is the
+// gradient behind an activation of their output, before.
+func linearGradientsThrough[T any](do step[T], op linear, list []T, dy T, f attn.Activation, before ...T) ([]T, error) {
 	args := op.arguments()
 	for _, f := range op.formats() {
 		if operand.WeightType(f) != op.x {
@@ -83,7 +95,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 	own := layerOperands[T]{x: in.x, w: in.w, b: in.b}
 	ofNorm := layerOperands[T]{x: in.x, gamma: in.gamma, beta: in.beta}
 	var err error
-	if op.norm {
+	if op.norm && op.products == 0 {
 		if own.x, err = normBefore(do, op, ofNorm.list()); err != nil {
 			return nil, err
 		}
@@ -94,23 +106,37 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 		grads.residual = &residual
 	}
 	if op.activation != attn.NoActivation {
-		before, err := do(node{newOperator(inner), new(ongpu.Node)}, own.list()...)
+		forward, of := inner, own
+		if op.products != 0 {
+			forward, of = inner.normedAs(op), layerOperands[T]{x: in.x, w: in.w, b: in.b, gamma: in.gamma, beta: in.beta}
+		}
+		y, err := do(node{newOperator(forward), new(ongpu.Node)}, of.list()...)
 		if err != nil {
 			return nil, err
 		}
-		var f derivable = activation{rank: inner.rank(), dtype: op.x, f: op.activation}
-		if op.gate {
-			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(in.w[0], op.parts)}
-		}
-		if dy, err = do(newGradient(f, 0), before, dy); err != nil {
-			return nil, err
+		if op.products != 0 && !op.gate {
+			f, before = op.activation, []T{y}
+		} else {
+			var f derivable = activation{rank: inner.rank(), dtype: op.x, f: op.activation}
+			if op.gate {
+				f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(in.w[0], op.parts)}
+			}
+			if dy, err = do(newGradient(f, 0), y, dy); err != nil {
+				return nil, err
+			}
 		}
 	}
-	all, err := gradients(do, inner, own.list(), dy)
+	of := layerOperands[T]{}
+	if op.products != 0 {
+		of, err = roundedGradients(do, op, in, dy, f, before...)
+	} else if all, e := gradients(do, inner, own.list(), dy); e != nil {
+		err = e
+	} else {
+		of = named(inner, all)
+	}
 	if err != nil {
 		return nil, err
 	}
-	of := named(inner, all)
 	grads.x, grads.w, grads.b = of.x, of.w, of.b
 	if op.norm {
 		through, err := normBeforeGradients(do, op, ofNorm.list(), of.x)

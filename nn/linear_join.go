@@ -19,9 +19,12 @@ import (
 // Gradients of the parts of a [Linears] are joined to that of the whole by one node. It also merges heads and converts to float32, where
 // these are all that lies between a part and attention.
 
-// readersOf counts the reads of each node.
-func readersOf(sorted G.Nodes) map[*G.Node]int {
+// readersOf counts the reads of each node, and those of the nodes in `more`.
+func readersOf(sorted G.Nodes, more ...G.Nodes) map[*G.Node]int {
 	readers := map[*G.Node]int{}
+	for _, n := range slices.Concat(more...) {
+		readers[n]++
+	}
 	for _, n := range sorted {
 		for _, c := range stock.ChildrenOf(n) {
 			readers[c]++
@@ -48,7 +51,7 @@ func partOfLinears(n, dy *G.Node, readers map[*G.Node]int) (p partGradient, ok b
 	} else if _, isSplit := r.path.(split); !isSplit {
 		return p, false
 	}
-	only := func(n *G.Node) *G.Node { // the child, if nothing else reads it
+	only := func(n *G.Node) *G.Node { // the child, if nothing else reads it and its gradient is not asked for
 		if c := stock.ChildrenOf(n)[0]; readers[c] == 1 {
 			return c
 		}
@@ -78,6 +81,27 @@ func partOfLinears(n, dy *G.Node, readers map[*G.Node]int) (p partGradient, ok b
 	}
 	_, ok = linearPartOf(part)
 	return partGradient{part, dy, G.Nodes{n, shaped, converted}}, ok
+}
+
+// behindActivation is the gradient dy behind an activation f of the output of layers that nothing else reads.
+type behindActivation struct {
+	of linear
+	f  attn.Activation
+	dy *G.Node
+}
+
+// behindLayers returns the gradient of the layers in front of an activation n, given that of n, if it can begin behind the activation: a GPU
+// multiplies by the slopes while it rounds.
+func behindLayers(n, dy *G.Node, readers map[*G.Node]int) (a behindActivation, ok bool) {
+	o, _ := n.Op().(node)
+	r, isActivation := o.rule.(activation)
+	if !isActivation {
+		return a, false
+	}
+	c := stock.ChildrenOf(n)[0]
+	of, _ := c.Op().(node)
+	l, isLinear := of.rule.(linear)
+	return behindActivation{l, r.f, dy}, isLinear && readers[c] == 1 && l.products != 0 && l.activation == attn.NoActivation && !l.gate && !l.residual && !l.joined
 }
 
 // alone returns the gradient of the part itself.

@@ -30,7 +30,7 @@ func normGradients[T any](do step[T], of normRule, in []T, dy T) ([]T, error) {
 	}
 	shapes := make([]tensor.Shape, len(in))
 	for i, x := range in {
-		shapes[i] = any(x).(interface{ Shape() tensor.Shape }).Shape()
+		shapes[i] = shapeOf(x)
 	}
 	grads := make([]T, len(in))
 	gamma, beta := of.sumsOf()
@@ -55,6 +55,9 @@ func normGradients[T any](do step[T], of normRule, in []T, dy T) ([]T, error) {
 	}
 	return grads, nil
 }
+
+// shapeOf returns the shape of a node or a value.
+func shapeOf(x any) tensor.Shape { return x.(interface{ Shape() tensor.Shape }).Shape() }
 
 // aligned returns n, rounded up to a multiple of 16 bytes of float32.
 func aligned(n int) int { return (n + 3) / 4 * 4 }

@@ -272,6 +272,26 @@ func (w *Work) NormGradient(o *layers.NormGradient) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.NormGradient(s, o) })
 }
 
+// Rounding queues the rounding of a gradient of layers' output.
+func (w *Work) Rounding(o *layers.Rounding) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.Rounding(s, o) })
+}
+
+// RoundedX queues the gradient of x.
+func (w *Work) RoundedX(o *layers.RoundedProducts) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.RoundedX(s, o) })
+}
+
+// RoundedW queues the gradient of w.
+func (w *Work) RoundedW(o *layers.RoundedProducts) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.RoundedW(s, o) })
+}
+
+// AddParts queues sums of parts.
+func (w *Work) AddParts(parts, n int, x, y gpu.Memory) error {
+	return w.Do(func(s *cuda.Stream) error { return w.Engine.AddParts(s, parts, n, x, y) })
+}
+
 // Convert queues a conversion to another element type.
 func (w *Work) Convert(o *layers.Convert) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Convert(s, o) })

@@ -354,10 +354,7 @@ func (d *Engine) queueProduct(s *cuda.Stream, o *Linear) error {
 		return err
 	}
 	if operands {
-		d.mu.Lock()
-		err := d.queueOperands(s, o, p.a.DType, &gemmLaunch{parts: 1})
-		d.mu.Unlock()
-		if err != nil {
+		if err := d.operandsOf(s, o, p.a); err != nil {
 			return err
 		}
 	}

@@ -190,6 +190,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/nodes_rows.cuh", "RowsSumsParams", rowsSumsParams{}},
 		{"kernels/nodes_rows.cuh", "RowsNormParams", rowsNormParams{}},
 		{"kernels/nodes_rows.cuh", "RowsLayerNormParams", rowsLayerNormParams{}},
+		{"kernels/nodes_rows.cuh", "RowsRoundParams", rowsRoundParams{}},
 		{"kernels/nodes_rows.cuh", "RowsMoveParams", rowsMoveParams{}},
 		{"kernels/nodes_training.cuh", "TrainingSlopeParams", slopeParams{}},
 		{"kernels/nodes_training.cuh", "TrainingNormParams", normGradientParams{}},

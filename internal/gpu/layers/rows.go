@@ -24,9 +24,9 @@ const (
 
 // rowsKernels are loaded at first use.
 type rowsKernels struct {
-	sums, layerNorm, slopes, convert *cuda.Function
-	norm, move                       [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
-	widen                            [2]*cuda.Function // of one element and of eight
+	sums, round, layerNorm, slopes, convert *cuda.Function
+	norm, move                              [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
+	widen                                   [2]*cuda.Function // of one element and of eight
 }
 
 // launchRows queues a kernel of the unit, with one struct of parameters.
@@ -36,7 +36,7 @@ func launchRows[P any](d *Engine, s *cuda.Stream, kernel func(*rowsKernels) *cud
 	if d.rowsKernels == nil {
 		k := new(rowsKernels)
 		if err := d.functions(rowsUnit, map[string]**cuda.Function{
-			"rows_sums": &k.sums, "rows_layer_norm": &k.layerNorm, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_widen_1": &k.widen[0], "rows_widen_8": &k.widen[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
+			"rows_sums": &k.sums, "rows_round": &k.round, "rows_layer_norm": &k.layerNorm, "rows_slopes": &k.slopes, "rows_convert": &k.convert, "rows_norm": &k.norm[0], "rows_norm_wide": &k.norm[1], "rows_widen_1": &k.widen[0], "rows_widen_8": &k.widen[1], "rows_move_2": &k.move[0], "rows_move_16": &k.move[1],
 		}); err != nil {
 			return err
 		}
@@ -99,14 +99,20 @@ func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
 			return err
 		}
 	}
-	p := rowsSumsParams{x: o.X.Address(), times: o.Times.AddressOr0(), y: to.Address(), rows: int32(o.Rows), n: int32(o.N), each: int32(attn.Ceil(o.Rows, parts))}
-	if fours(o.N, o.X, o.Times) {
-		p.aligned = 1
-	}
-	if err := launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.sums }, parts*attn.Ceil(o.N, rowsColumns), &p, o.X, o.Times, to); err != nil || parts == 1 {
+	if err := d.sumParts(s, o.Rows, o.N, o.X, o.Times, to); err != nil || parts == 1 {
 		return err
 	}
 	return d.addParts(s, parts, o.N, to, o.Y)
+}
+
+// sumParts queues y, the sums over the rows of each part of x times `times`.
+func (d *Engine) sumParts(s *cuda.Stream, rows, n int, x, times, y gpu.Memory) error {
+	parts := SumParts(rows)
+	p := rowsSumsParams{x: x.Address(), times: times.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), each: int32(attn.Ceil(rows, parts))}
+	if fours(n, x, times) {
+		p.aligned = 1
+	}
+	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.sums }, parts*attn.Ceil(n, rowsColumns), &p, x, times, y)
 }
 
 // addParts queues y, the sums of `parts` rows of n elements.
@@ -141,12 +147,12 @@ type rowsLayerNormParams struct {
 	x, gamma, beta, y uint64
 	rows, n           int32
 	eps               float32
-	_                 [4]byte
+	dtype             int32
 }
 
 // rowsLayerNorm queues a checked layer norm of many rows.
 func (d *Engine) rowsLayerNorm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
-	p := rowsLayerNormParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps)}
+	p := rowsLayerNormParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps), dtype: gpu.Code(y.DType)}
 	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.layerNorm }, attn.Ceil(rows, trainingThreads/32), &p, x, y, norm.Gamma, norm.Beta)
 }
 
