@@ -16,13 +16,15 @@ enum : int { NO_SECOND = 0, ZEROS = 1, MINIMA = 2 }; // what the second plane ha
 // A launch for one block of rows. Blocks of threads share out the units of all tiles evenly, so a tile may have several blocks.
 struct NarrowParams {
   const char *w, *scales, *second;
-  const char* x;      // operands, as narrowOperands makes them
+  const char* x;      // operands, as narrowOperands makes them; of a launch by clusters, float32
+  const int* order;   // of the columns of x, for a launch by clusters; nullptr: columns are in order
   const float* sums;  // of x, for minima
   const float* down;  // a factor of each row
   const float *bias, *residual;
   float *y, *y2;      // y2 has the outputs from `split` on
   float* partials;
   u32* counters;      // of tiles: blocks that have stored their sums
+  int blocks;         // of threads
   int rows, parts;
   int columns;        // of operands: rows times parts, and 0 up to a multiple of 8
   int out, split;
@@ -33,8 +35,10 @@ struct NarrowParams {
   int kind, zero;     // zero: of all weights, without a plane
   int factor;         // bytes of a scale, and of a minimum: 4 or 2
   int stages, stage;  // stage: bytes
+  int in, ranks;      // of a launch by clusters. ranks: thread blocks of a cluster
   int activation, early;
   u32 magic;          // of decoders
+  int ahead, late;    // stages behind the ring that come to the L2 cache early; stages before the end where the next launch may start
 };
 
 // Two products and sums of float16.
@@ -102,22 +106,31 @@ __device__ __forceinline__ u32 loadShared2(u32 addr) {
 // The scale at an index of a plane of numbers of 2 or 4 bytes.
 __device__ __forceinline__ float loadFactor(u32 plane, int i, int bytes) { return bytes == 4 ? loadShared(plane + i * 4) : Float16::low(loadShared2(plane + i * 2)); }
 
-// NT blocks of eight columns.
-template <class D, int NT> struct NarrowGemm {
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void copyBulk(u32 dst, const char* src, int bytes, u32 bar, u64 policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+}
+#endif
+
+// NT blocks of eight columns. A warp has so many strips of W.
+template <class D, int NT, int STRIPS = 2> struct NarrowGemm {
+  static constexpr int THREADS = NARROW_STRIPS / STRIPS * 32; // that have sums
   const NarrowParams& p;
   const u32 ring;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  float acc[2][NT][4], part[2][NT][4];
+  const int firstRow, rowStep; // of the warp's strips
+  float acc[STRIPS][NT][4], part[STRIPS][NT][4];
 
-  __device__ __forceinline__ NarrowGemm(const NarrowParams& p, u32 ring) : p(p), ring(ring) {
+  __device__ __forceinline__ NarrowGemm(const NarrowParams& p, u32 ring) : NarrowGemm(p, ring, threadIdx.x / 32 * 32, 16) {}
+  __device__ __forceinline__ NarrowGemm(const NarrowParams& p, u32 ring, int firstRow, int rowStep) : p(p), ring(ring), firstRow(firstRow), rowStep(rowStep) {
     const int all = (p.out + NARROW_TILE - 1) / NARROW_TILE * p.units;
-    each = all / (int)gridDim.x, more = all - each * (int)gridDim.x;
+    each = all / p.blocks, more = all - each * p.blocks;
     clear();
   }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < 2 * NT * 4; i++) (&acc[0][0][0])[i] = 0.f, (&part[0][0][0])[i] = 0.f;
+    for (int i = 0; i < STRIPS * NT * 4; i++) (&acc[0][0][0])[i] = 0.f, (&part[0][0][0])[i] = 0.f;
   }
 
   __device__ __forceinline__ u32 planes(int slot) const { return ring + slot * p.stage + NARROW_WEIGHTS; }
@@ -197,9 +210,9 @@ template <class D, int NT> struct NarrowGemm {
   }
 
   // Adds the sums of a group times its scale: those of rows g and g+8 of both strips.
-  __device__ __forceinline__ void addPart(const float (&scale)[2][2]) {
+  __device__ __forceinline__ void addPart(const float (&scale)[STRIPS][2]) {
 #pragma unroll
-    for (int s = 0; s < 2; s++)
+    for (int s = 0; s < STRIPS; s++)
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -276,10 +289,10 @@ template <class D, int NT> struct NarrowGemm {
     for (int n = 0; n < NT; n++) {
       const int column = n * 8 + 2 * q;
 #pragma unroll
-      for (int s = 0; s < 2; s++)
+      for (int s = 0; s < STRIPS; s++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const int o = tile * NARROW_TILE + warp * 32 + s * 16 + i * 8 + g;
+          const int o = tile * NARROW_TILE + firstRow + s * rowStep + i * 8 + g;
           const float a = acc[s][n][2 * i], b = acc[s][n][2 * i + 1];
           store(o, pairs ? column / 2 : column, pairs ? a + b : a);
           if (!pairs) store(o, column + 1, b);
@@ -297,31 +310,39 @@ template <class D, int NT> struct NarrowGemm {
     return (float4*)p.partials + (long long)(2 * block + (first && beginOf(block) < tile * p.units)) * (2 * NT * NARROW_THREADS) + threadIdx.x;
   }
 
-  // Ends the block's part of a tile, from unit `first` up to unit `end`. The last block of a tile adds the sums of all, in their order.
-  __device__ __forceinline__ void finish(int tile, int first, int end) {
+  // Ends the block's part of a tile, from unit `first` up to unit `end`. The last block of a tile adds the sums of all, in their order, or
+  // with LATER a launch behind does.
+  template <bool LATER = false> __device__ __forceinline__ void finish(int tile, int first, int end) {
     if (p.group == 0) {
-      float scale[2][2];
+      float scale[STRIPS][2];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int o = tile * NARROW_TILE + warp * 32 + i * 8 + g;
+      for (int i = 0; i < 2 * STRIPS; i++) {
+        const int o = tile * NARROW_TILE + firstRow + i / 2 * rowStep + i % 2 * 8 + g;
         scale[i / 2][i % 2] = o < p.out ? ((const float*)p.scales)[o] : 0.f;
       }
       addPart(scale);
     }
-    if (end - first < p.units && !gather(tile)) return;
+    if constexpr (LATER) {
+      if (end - first < p.units) return storeSums(partialOf(blockIdx.x, (int)blockIdx.x == blockOf(tile * p.units), tile));
+    } else {
+      if (end - first < p.units && !gather(tile)) return;
+    }
     storeTile(tile);
+    clear();
+  }
+
+  __device__ __forceinline__ void storeSums(float4* to) {
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+      for (int n = 0; n < NT; n++) to[(s * NT + n) * THREADS] = make_float4(acc[s][n][0], acc[s][n][1], acc[s][n][2], acc[s][n][3]);
     clear();
   }
 
   // Stores the block's sums of a part of a tile. The last block gets the sums of all, in their order; the others get false.
   __device__ __forceinline__ bool gather(int tile) {
     const int from = blockOf(tile * p.units), to = blockOf((tile + 1) * p.units - 1);
-    float4* const mine = partialOf(blockIdx.x, (int)blockIdx.x == from, tile);
-#pragma unroll
-    for (int s = 0; s < 2; s++)
-#pragma unroll
-      for (int n = 0; n < NT; n++) mine[(s * NT + n) * NARROW_THREADS] = make_float4(acc[s][n][0], acc[s][n][1], acc[s][n][2], acc[s][n][3]);
-    clear();
+    storeSums(partialOf(blockIdx.x, (int)blockIdx.x == from, tile));
     __threadfence();
     const u32 word = ring + p.stages * p.stage;
     __syncthreads();
@@ -412,19 +433,21 @@ struct NarrowOperandParams {
   int parts, tiles;
   int columns;      // with those that are 0
   int blocks;       // of a row
+  int swizzled;     // for warp groups: see below
 };
 
 // operands[i][column][q] has the elements of columns 32 i + 2q + {0, 1, 8, 9, 16, 17, 24, 25} of x, times a power of two that brings
-// the row's largest magnitude near 2^8. A thread makes one at a time. A row's parts, of which there may be two, are neighbours.
+// the row's largest magnitude near 2^8. A thread makes one at a time. A row's parts, of which there may be two, are neighbours. Warp groups
+// have matrices of 64 columns of x in swizzled rows of 128 bytes, a row for a column of operands.
 __device__ __forceinline__ void narrowOperands(const NarrowOperandParams& p) {
   __shared__ float scratch[8];
-  waitForEarlier();
   letNextStart();
+  waitForEarlier();
   const int row = blockIdx.x / p.blocks, first = blockIdx.x % p.blocks, q = threadIdx.x % 4, columns = p.columns;
   const float* const x = p.x + (long long)row * p.in;
   float top = 0.f;
   if (p.in % 4 == 0) {
-#pragma unroll 4
+#pragma unroll 8
     for (int k = threadIdx.x * 4; k < p.in; k += NARROW_THREADS * 4) {
       const float4 v = *(const float4*)(x + k);
       top = fmaxf(top, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
@@ -461,12 +484,18 @@ __device__ __forceinline__ void narrowOperands(const NarrowOperandParams& p) {
       sum += __shfl_xor_sync(~0u, sum, 2);
       if (i >= p.deep) continue;
       const int column = row * p.parts + part;
-      p.operands[((long long)i * columns + column) * 4 + q] = make_uint4(w[0], w[1], w[2], w[3]);
+      if (p.swizzled) {
+        char* const to = (char*)p.operands + ((long long)(i / 2) * columns + column) * 128;
+#pragma unroll
+        for (int j = 0; j < 4; j++) *(u32*)(to + ((i % 2 * 64 + j * 16 + q * 4) ^ (column % 8 * 16))) = w[j];
+      } else {
+        p.operands[((long long)i * columns + column) * 4 + q] = make_uint4(w[0], w[1], w[2], w[3]);
+      }
       if (q == 0 && p.sums != nullptr) p.sums[(long long)i * columns + column] = sum;
     }
     if (row + 1 < p.rows || i >= p.deep) continue;
     for (int column = p.rows * p.parts; column < columns; column++) {
-      p.operands[((long long)i * columns + column) * 4 + q] = make_uint4(0, 0, 0, 0);
+      p.operands[p.swizzled ? ((long long)(i / 2) * columns + column) * 8 + i % 2 * 4 + q : ((long long)i * columns + column) * 4 + q] = make_uint4(0, 0, 0, 0);
       if (q == 0 && p.sums != nullptr) p.sums[(long long)i * columns + column] = 0.f;
     }
   }

@@ -180,3 +180,8 @@ func TestEmulatedHeadLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testHeadLinear(t, m, d, reftest.Cases(t, 5, 60), 72)
 }
+
+func TestEmulatedNarrowChain(t *testing.T) {
+	m, d := emulatedDecoder(t, 5)
+	testNarrowChain(t, m, d, 1, [][2]int{{224, 72}}, 1, 33)
+}

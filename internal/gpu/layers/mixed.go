@@ -14,12 +14,13 @@ const (
 	gatedMixedUnit = "gated_mixed"
 )
 
-// Up to mostPrecise rows x is in two parts even with RoundX: products are hidden behind the weights.
-const mostPrecise = 16
+// Up to mostPrecise rows x is in two parts even with RoundX: products are hidden behind the weights. So they are up to
+// mostNarrowPrecise rows if weights are packed.
+const mostPrecise, mostNarrowPrecise = 16, 4
 
 // operandParts returns the parts of each element of x in launches of several rows.
 func (o *Linear) operandParts() int {
-	if o.RoundX && o.Rows > mostPrecise {
+	if o.RoundX && (o.Rows > mostPrecise || o.Rows > mostNarrowPrecise && o.Narrow()) {
 		return 1
 	}
 	return 2

@@ -12,10 +12,11 @@ import (
 )
 
 // Linear layers whose weights have 8 or 4 bits. A launch makes operands of up to 64 rows of x, and one launch for each part of the layer
-// reads its weights once. A norm has a launch of its own, and so has a gate or an activation that no kernel of a linear layer computes.
+// reads its weights once. On 9.0, layers of few rows are launches by clusters (narrow_few.go), without operands. A norm has a launch of its
+// own, and so has a gate or an activation that no kernel of a linear layer computes.
 
-// narrowUnit is the module with the kernels.
-const narrowUnit = "narrow"
+// Modules with the kernels. GPUs of 9.0 have kernels of their own.
+const narrowUnit, narrowHopperUnit = "narrow", "narrow_hopper"
 
 // Constants of the kernels (kernels/gemm_narrow.cuh).
 const (
@@ -30,6 +31,12 @@ const (
 	narrowSums       = 2 * narrowThreads * 4 // float32 of a block's sums of eight columns
 
 	narrowMost = 64 // columns of operands
+
+	// Of kernels for 9.0: threads of those with warp groups; stages behind those of a full ring that come to the L2 cache before the launch
+	// waits for the one ahead; stages before the end where the next launch may start: more than there are, so that it starts at once.
+	narrowGroupThreads = (16 + 4) * 32
+	narrowAhead        = 8
+	narrowLate         = 1000
 )
 
 // narrowColumns are the columns of operands that the kernels have. narrowBlocks are thread blocks of a multiprocessor, and narrowShares the
@@ -47,6 +54,7 @@ var narrowElements = [...]string{"int8", "e4m3", "int4"}
 type narrowKernels struct {
 	of               map[string]*[len(narrowColumns)]*cuda.Function // by elements
 	operands, gather *cuda.Function
+	merge            [len(narrowColumns)]*cuda.Function // of kernels with warp groups
 }
 
 // narrowOf returns the kernels, loaded at first use, which may be within a capture.
@@ -68,10 +76,25 @@ func (d *Engine) narrowOf() (*narrowKernels, error) {
 		if k.gather, err = m.Function("narrow_gather"); err != nil {
 			return err
 		}
+		unit := narrowUnit
+		if d.narrowGroups() {
+			unit = narrowHopperUnit
+			if m, err = gpu.Module(d.dev, unit); err != nil {
+				return err
+			}
+			for i, n := range narrowColumns {
+				if n < narrowFewest {
+					continue
+				}
+				if k.merge[i], err = m.Function(fmt.Sprintf("%s_merge_%d", unit, n)); err != nil {
+					return err
+				}
+			}
+		}
 		for _, of := range narrowElements {
 			k.of[of] = new([len(narrowColumns)]*cuda.Function)
 			for i, n := range narrowColumns {
-				if k.of[of][i], err = gpu.WithShared(m, &d.info, fmt.Sprintf("narrow_%s_%d", of, n)); err != nil {
+				if k.of[of][i], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_%d", unit, of, n)); err != nil {
 					return err
 				}
 			}
@@ -105,18 +128,20 @@ func (p *LinearPart) checkPacked(op string, in int) error {
 
 // narrowParams is struct NarrowParams.
 type narrowParams struct {
-	w, scales, second, x, sums, down, bias, residual, y, y2, partials, counters uint64
-	rows, parts, columns, out, split, chunks, units, group, groups              int32
-	fresh, full, shift, kind, zero, factor, stages, stage, activation, early    int32
-	magic                                                                       uint32
+	w, scales, second, x, order, sums, down, bias, residual, y, y2, partials, counters uint64
+	blocks, rows, parts, columns, out, split, chunks, units, group, groups             int32
+	fresh, full, shift, kind, zero, factor, stages, stage, in, ranks                   int32
+	activation, early                                                                  int32
+	magic                                                                              uint32
+	ahead, late                                                                        int32
+	_                                                                                  [4]byte
 }
 
 // narrowOperandParams is struct NarrowOperandParams.
 type narrowOperandParams struct {
 	x, order, operands, sums, down, counters uint64
 	rows, in, deep, parts, tiles             int32
-	columns, blocks                          int32
-	_                                        [4]byte
+	columns, blocks, swizzled                int32
 }
 
 // narrowLaunch is a launch for all rows of a part's weights, which may be the weights of two parts.
@@ -127,6 +152,7 @@ type narrowLaunch struct {
 	blocks        int
 	stages, stage int
 	tiles, units  int
+	ranks, shared int // of a launch by clusters
 }
 
 // narrowGroup is launches with the same operands.
@@ -142,9 +168,10 @@ type narrowGroup struct {
 type narrowPlan struct {
 	rows, parts int // rows of x of a launch, and parts of an element
 	groups      []narrowGroup
-	dense       []Linear // layers with other weights
-	normed      int      // float32 of the norm of x
-	rest        int      // float32 of the scratch behind it
+	few         []narrowLaunch // by clusters
+	dense       []Linear       // layers with other weights
+	normed      int            // float32 of the norm of x
+	rest        int            // float32 of the scratch behind it
 }
 
 // planNarrow plans a checked Linear without an activation or gate that is a launch of its own.
@@ -154,7 +181,7 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 	}
 	p.parts = o.operandParts()
 	p.rows = min(o.Rows, narrowMost/p.parts)
-	kind := narrowKind(p.rows * p.parts)
+	columns := d.narrowPadded(p.rows * p.parts)
 	for i := 0; i < len(o.Parts); i++ {
 		part := &o.Parts[i]
 		if part.Packed == nil {
@@ -168,12 +195,18 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 			p.dense = append(p.dense, dense)
 			continue
 		}
-		l := narrowLaunch{first: i, parts: 1, packed: part.Packed, kind: kind}
+		l := narrowLaunch{first: i, parts: 1, packed: part.Packed, kind: narrowKind(columns)}
 		if i+1 < len(o.Parts) && part.Out < part.Packed.Rows { // halves of one weight
 			l.parts = 2
 			i++
 		}
-		d.configureNarrow(&l, narrowPadded(p.rows*p.parts))
+		if ok, err := d.configureFew(&l, p.rows, p.rows*p.parts); err != nil {
+			return p, err
+		} else if ok {
+			p.few = append(p.few, l)
+			continue
+		}
+		d.configureNarrow(&l, columns)
 		g := narrowGroup{order: int64(part.Packed.Order), deep: l.units * narrowDeep(part.Packed), minima: part.Packed.Kind == weight.PackedMinima}
 		if n := len(p.groups); n > 0 && g.order == 0 && p.groups[n-1].order == 0 && g.deep == p.groups[n-1].deep && g.minima == p.groups[n-1].minima {
 			g = p.groups[n-1]
@@ -184,7 +217,7 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 		p.groups = append(p.groups, g)
 	}
 	for i := range p.groups {
-		s := p.scratchOf(&p.groups[i], gpu.Memory{})
+		s := d.narrowScratch(&p, &p.groups[i], gpu.Memory{})
 		p.rest = max(p.rest, s.used)
 	}
 	return p, nil
@@ -201,12 +234,20 @@ func narrowKind(columns int) (kind int) {
 	return kind
 }
 
-// narrowPadded returns the columns of operands with those that are 0.
-func narrowPadded(columns int) int { return attn.Ceil(columns, 8) * 8 }
+// narrowPadded returns the columns of operands with those that are 0. On 9.0, kernels of few columns read no operands.
+func (d *Engine) narrowPadded(columns int) int {
+	if d.narrowGroups() {
+		return narrowColumns[narrowKind(max(columns, narrowFewest))]
+	}
+	return attn.Ceil(columns, 8) * 8
+}
 
-// narrowGroups returns the bits of the 32 columns of a unit with which a group of columns begins, those with which it ends, or its part
+// narrowGroups reports whether kernels with operands are those of warp groups (kernels/gemm_narrow_groups.cuh).
+func (d *Engine) narrowGroups() bool { return d.info.Capability == groupCapability }
+
+// narrowBits returns the bits of the 32 columns of a unit with which a group of columns begins, those with which it ends, or its part
 // in the unit, and log2 of the 32 columns of the part.
-func narrowGroups(p *weight.Packed) (fresh, full, shift int32) {
+func narrowBits(p *weight.Packed) (fresh, full, shift int32) {
 	deep := narrowDeep(p)
 	each := min(p.Group/32, deep)
 	for k := 0; each > 0 && k < deep; k += each {
@@ -214,6 +255,14 @@ func narrowGroups(p *weight.Packed) (fresh, full, shift int32) {
 		full |= 1 << (k + each - 1)
 	}
 	return fresh, full, int32(bits.Len(uint(max(each, 1))) - 1)
+}
+
+// narrowFactors returns the groups of a unit, 0 if a group is a row.
+func narrowFactors(p *weight.Packed) int {
+	if p.Group == 0 {
+		return 0
+	}
+	return narrowDeep(p) / min(p.Group/32, narrowDeep(p))
 }
 
 // configureNarrow chooses the grid and the ring of a launch.
@@ -233,6 +282,10 @@ func (d *Engine) configureNarrow(l *narrowLaunch, columns int) {
 	}
 	const static = narrowWord + 1<<10 // shared memory besides, and of the driver
 	beside := narrowBlocks[l.kind]
+	if d.narrowGroups() {
+		beside = 1
+		l.stage = attn.Ceil(narrowWeights+deep*columns*64+2*narrowFactors(l.packed)*narrowTile*l.packed.Factor+deep*columns*4, 1024) * 1024
+	}
 	for {
 		if l.stages = min(narrowMostStages, (d.info.SharedPerBlockMost/beside-static)/l.stage); l.stages >= 2 || beside == 1 {
 			break
@@ -249,10 +302,10 @@ type narrowScratch struct {
 	used                                     int
 }
 
-// scratchOf divides the scratch behind the norm.
-func (p *narrowPlan) scratchOf(g *narrowGroup, of gpu.Memory) (s narrowScratch) {
+// narrowScratch divides the scratch behind the norm.
+func (d *Engine) narrowScratch(p *narrowPlan, g *narrowGroup, of gpu.Memory) (s narrowScratch) {
 	r := scratch{of: of}
-	columns := narrowPadded(p.rows * p.parts)
+	columns := d.narrowPadded(p.rows * p.parts)
 	s.operands = r.take(g.deep * columns * 16)
 	if g.minima {
 		s.sums = r.take(g.deep * columns)
@@ -306,9 +359,16 @@ func (d *Engine) queueNarrow(s *cuda.Stream, o *Linear) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for i := range p.few {
+		for row := 0; row < o.Rows; row += p.rows {
+			if err := d.fewRows(s, k, o, &p, &p.few[i], x, row); err != nil {
+				return err
+			}
+		}
+	}
 	for i := range p.groups {
 		g := &p.groups[i]
-		at := p.scratchOf(g, behind)
+		at := d.narrowScratch(&p, g, behind)
 		for row := 0; row < o.Rows; row += p.rows {
 			if err := d.narrowRows(s, k, o, &p, g, &at, x, row); err != nil {
 				return err
@@ -321,7 +381,7 @@ func (d *Engine) queueNarrow(s *cuda.Stream, o *Linear) error {
 // narrowRows queues a group's launches for rows of x from one row on. d.mu is held.
 func (d *Engine) narrowRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narrowPlan, g *narrowGroup, at *narrowScratch, x gpu.Memory, row int) error {
 	rows := min(p.rows, o.Rows-row)
-	columns := narrowPadded(rows * p.parts)
+	columns := d.narrowPadded(rows * p.parts)
 	from := narrowOperandParams{
 		x: x.Address() + uint64(row)*uint64(o.In)*4, operands: at.operands.Address(), sums: at.sums.AddressOr0(), down: at.down.Address(), counters: at.counters.Address(),
 		rows: int32(rows), in: int32(o.In), deep: int32(g.deep), parts: int32(p.parts), tiles: int32(g.tiles), columns: int32(columns),
@@ -331,6 +391,10 @@ func (d *Engine) narrowRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narr
 		from.order = first.W.Address() + uint64(g.order)
 	}
 	from.blocks = int32(min(attn.Ceil(g.deep, narrowThreads/4), attn.Ceil(2*max(d.info.Multiprocessors, 1), rows)))
+	threads := narrowThreads
+	if d.narrowGroups() {
+		from.swizzled, threads = 1, narrowGroupThreads
+	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &from)
 	d.hold(x, at.operands, first.W)
@@ -341,39 +405,59 @@ func (d *Engine) narrowRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narr
 	tiles := 0
 	for i := range g.launches {
 		l := &g.launches[i]
-		w := l.packed
-		part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
-		base := part.W.Address()
-		a := narrowParams{
-			w: base, scales: base + uint64(w.Scales), x: at.operands.Address(), sums: at.sums.AddressOr0(), down: at.down.Address(), bias: part.B.AddressOr0(),
-			y: part.Y.Address() + uint64(row)*uint64(part.Out)*4, partials: at.partials.Address(), counters: at.counters.Address() + uint64(tiles)*4,
-			rows: int32(rows), parts: int32(p.parts), columns: int32(columns), out: int32(w.Rows), split: int32(part.Out), chunks: int32(w.Chunks), units: int32(l.units),
-			group: int32(w.Group / 32), groups: int32(w.Groups), kind: int32(w.Kind), zero: w.Zero, factor: int32(w.Factor),
-			stages: int32(l.stages), stage: int32(l.stage), activation: o.activation(), magic: narrowMagic,
-		}
-		a.fresh, a.full, a.shift = narrowGroups(w)
-		if w.Second > 0 {
-			a.second = base + uint64(w.Second)
-		}
-		if l.parts == 2 {
-			a.y2 = last.Y.Address() + uint64(row)*uint64(last.Out)*4
-		}
-		if o.Residual.Buffer != nil {
-			a.residual = o.Residual.Address() + uint64(row)*uint64(part.Out)*4
-		}
-		if o.Early {
-			a.early = 1
-		}
+		a := l.arguments(o, p, row, rows)
+		a.x, a.sums, a.down, a.columns = at.operands.Address(), at.sums.AddressOr0(), at.down.Address(), int32(columns)
+		a.partials, a.counters = at.partials.Address(), at.counters.Address()+uint64(tiles)*4
 		tiles += l.tiles
 		d.args.Reset()
 		cuda.Struct(&d.args, &a)
+		part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
 		d.hold(part.W, part.B, part.Y, last.Y, o.Residual, at.operands)
-		grid := cuda.Grid{Blocks: [3]int{l.blocks}, Threads: [3]int{narrowThreads}, Shared: l.stages*l.stage + narrowWord, Overlap: d.overlap(), Waits: !o.Early}
-		if err := k.of[w.Kernels][narrowKind(columns)].Launch(s, grid, &d.args); err != nil {
+		grid := cuda.Grid{Blocks: [3]int{l.blocks}, Threads: [3]int{threads}, Shared: l.stages*l.stage + narrowWord, Overlap: d.overlap(), Waits: !o.Early}
+		kind := narrowKind(columns)
+		if err := k.of[l.packed.Kernels][kind].Launch(s, grid, &d.args); err != nil {
+			return err
+		}
+		if l.blocks == l.tiles || !d.narrowGroups() { // no tile is shared, or blocks merge
+			continue
+		}
+		d.args.Reset()
+		cuda.Struct(&d.args, &a)
+		d.hold(part.B, part.Y, last.Y, o.Residual, at.partials)
+		grid = cuda.Grid{Blocks: [3]int{l.tiles * columns / 4}, Threads: [3]int{narrowThreads}, Overlap: true, Waits: true}
+		if err := k.merge[kind].Launch(s, grid, &d.args); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// arguments returns the parameters that all kernels have, for rows of x from one row on.
+func (l *narrowLaunch) arguments(o *Linear, p *narrowPlan, row, rows int) narrowParams {
+	w := l.packed
+	part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
+	base := part.W.Address()
+	a := narrowParams{
+		w: base, scales: base + uint64(w.Scales), bias: part.B.AddressOr0(), y: part.Y.Address() + uint64(row)*uint64(part.Out)*4,
+		blocks: int32(l.blocks), rows: int32(rows), parts: int32(p.parts), out: int32(w.Rows), split: int32(part.Out), chunks: int32(w.Chunks), units: int32(l.units),
+		group: int32(w.Group / 32), groups: int32(w.Groups), kind: int32(w.Kind), zero: w.Zero, factor: int32(w.Factor),
+		stages: int32(l.stages), stage: int32(l.stage), activation: o.activation(), magic: narrowMagic,
+	}
+	a.fresh, a.full, a.shift = narrowBits(w)
+	a.late = narrowLate
+	if w.Second > 0 {
+		a.second = base + uint64(w.Second)
+	}
+	if l.parts == 2 {
+		a.y2 = last.Y.Address() + uint64(row)*uint64(last.Out)*4
+	}
+	if o.Residual.Buffer != nil {
+		a.residual = o.Residual.Address() + uint64(row)*uint64(part.Out)*4
+	}
+	if o.Early {
+		a.early, a.ahead = 1, narrowAhead
+	}
+	return a
 }
 
 // narrowGatherParams is struct NarrowGatherParams.

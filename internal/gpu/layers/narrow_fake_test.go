@@ -42,13 +42,22 @@ func TestNarrowLaunches(t *testing.T) {
 				o := Linear{Rows: rows, In: in, RoundX: rng.IntN(2) == 0, Parts: []LinearPart{{Out: out, Packed: packedOf(t, of, out, in)}}}
 				p, err := d.planNarrow(&o)
 				noError(t, err)
-				l := &p.groups[0].launches[0]
-				columns := narrowPadded(p.rows * p.parts)
+				l := narrowLaunch{}
+				columns, most := d.narrowPadded(p.rows*p.parts), 0
+				if len(p.few) == 1 {
+					l, columns, most = p.few[0], p.rows*p.parts, p.few[0].ranks*attn.Ceil(out, fewShare)
+				} else {
+					l = p.groups[0].launches[0]
+					most = l.tiles * narrowShares[l.kind]
+					l.shared = l.stages*l.stage + narrowWord
+				}
 				switch {
 				case p.rows < 1 || p.rows > rows || columns > narrowColumns[l.kind] || l.kind > 0 && columns <= narrowColumns[l.kind-1],
-					l.stages < 2 || l.stages > narrowMostStages || l.stages*l.stage+narrowWord > f.Shared,
-					l.blocks < 1 || l.blocks > l.tiles*l.units || l.blocks > l.tiles*narrowShares[l.kind],
-					l.tiles*narrowTile < out || l.units*2 < l.packed.Chunks:
+					len(p.few)+len(p.groups) != 1 || len(p.few) == 1 && (f.Capability != groupCapability || columns > fewColumns || l.blocks%l.ranks != 0 || l.ranks > mostSplit || l.ranks > l.units || l.stages%fewTeams[l.kind] != 0),
+					d.narrowGroups() && l.stages < fewLeast,
+					l.stages < 2 || l.stages > max(narrowMostStages, fewStages) || l.shared > f.Shared,
+					l.blocks < 1 || l.blocks > most || len(p.few) == 0 && (l.blocks > l.tiles*l.units || l.tiles*narrowTile < out),
+					l.units*2 < l.packed.Chunks:
 					t.Fatalf("%+v, %+v for %d rows of %d, %v of %d rows", p, l, rows, in, of, out)
 				}
 			}
@@ -81,7 +90,7 @@ func TestNarrowArguments(t *testing.T) {
 			if p.x != o.X.Address()+uint64(4*row*in) || p.rows != int32(min(32, rows-row)) || p.parts != 2 || p.in != in || p.deep != 4 || p.operands != o.Scratch.Address() || p.tiles != 1 || p.sums != 0 || p.order != 0 {
 				t.Errorf("rows from %d on: %+v", row, p)
 			}
-		case "narrow_int4_64", "narrow_int4_16":
+		case "narrow_hopper_int4_64", "narrow_hopper_int4_32":
 			p := (*narrowParams)(unsafe.Pointer(&l.Arg[0]))
 			if p.w != w.Address() || p.scales != w.Address()+uint64(packed.Scales) || p.second != w.Address()+uint64(packed.Second) || p.bias != b.Address() || p.out != 2*half || p.split != half ||
 				p.y != o.Parts[0].Y.Address()+uint64(4*row*half) || p.y2 != o.Parts[1].Y.Address()+uint64(4*row*half) || p.early != 1 || p.fresh != 0b1111 || p.full != 0b1111 || p.shift != 0 || p.factor != 2 || p.x != o.Scratch.Address() {
@@ -110,6 +119,35 @@ func TestNarrowArguments(t *testing.T) {
 		t.Error("a packed table is read together with another")
 	}
 	for _, x := range []gpu.Memory{o.X, o.Scratch, w, b, o.Parts[0].Y, o.Parts[1].Y, table.IDs, table.Y} {
+		noError(t, x.Buffer.Close())
+	}
+}
+
+// TestNarrowFew: few rows are launches by clusters, which have x itself and its order.
+func TestNarrowFew(t *testing.T) {
+	m, launches, d := fakeNarrow(t, 90, 132, 232448)
+	const rows, in, out = 3, 8192, 8192
+	packed := packedOf(t, weight.Int4_128, out, in)
+	packed.Order, packed.Bytes = packed.Bytes, packed.Bytes+4*in
+	o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Residual: m.memory(t, attn.Float32, rows*out)}
+	o.Parts = []LinearPart{{W: m.memory(t, attn.Float32, packed.Bytes/4), Y: m.memory(t, attn.Float32, rows*out), Out: out, Packed: packed}}
+	n, err := d.Scratch(&o)
+	noError(t, err)
+	if n != 0 {
+		t.Errorf("a scratch of %d elements", n)
+	}
+	noError(t, d.Linear(m.Stream, &o))
+	all := launches()
+	if len(all) != 1 || all[0].Kernel != "narrow_hopper_int4_8" || all[0].Cluster < 2 || all[0].Blocks%all[0].Cluster != 0 {
+		t.Fatalf("%+v", all)
+	}
+	p := (*narrowParams)(unsafe.Pointer(&all[0].Arg[0]))
+	w := &o.Parts[0].W
+	if p.x != o.X.Address() || p.order != w.Address()+uint64(packed.Order) || p.scales != w.Address()+uint64(packed.Scales) || p.y != o.Parts[0].Y.Address() || p.residual != o.Residual.Address() ||
+		p.rows != rows || p.parts != 2 || p.columns != 2*rows || p.in != in || int(p.ranks) != all[0].Cluster || p.units != 64 || p.stage != 16384+2*512 || p.early != 0 || p.stages*p.stage > int32(all[0].Shared) {
+		t.Errorf("%+v", p)
+	}
+	for _, x := range []gpu.Memory{o.X, o.Residual, *w, o.Parts[0].Y} {
 		noError(t, x.Buffer.Close())
 	}
 }

@@ -1,0 +1,118 @@
+package layers
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
+)
+
+// Layers of few rows with weights of 8 and 4 bits: clusters whose thread blocks share the columns of W (kernels/gemm_narrow_few.cuh).
+
+// Constants of the kernels.
+const (
+	fewWarps   = 8 // that multiply
+	fewThreads = (fewWarps + 4) * 32
+	fewStage   = narrowWeights
+	fewShare   = 64 // rows of W that clusters share out
+	fewZeros   = 64
+
+	fewColumns   = 16 // columns of operands
+	narrowFewest = fewColumns + 1
+
+	fewStages   = 12      // most stages of a ring
+	fewLeast    = 4       // fewest: there are four producers, each of which has every fourth stage
+	fewMeeting  = 8 << 10 // cost of the end of a tile, in bytes of weights of a block
+	fewOperands = 8       // bytes of weights that cost as much as an element of x
+	fewGain     = 16      // a smaller cluster must cost less by so large a part: its copies are shorter
+)
+
+// fewHigh are the rows of W of a job, and fewTeams the teams of warps that have stages in turn. A slot of the ring always has stages of
+// one team: a team that is a round ahead of another would take the end of an older round for that of its own.
+var (
+	fewHigh  = [...]int{64, 32}
+	fewTeams = [...]int{2, 1}
+)
+
+// configureFew chooses the launch by clusters of a part with some columns of operands, if there is one.
+func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err error) {
+	if !d.narrowGroups() || columns > fewColumns {
+		return false, nil
+	}
+	k, err := d.narrowOf()
+	if err != nil {
+		return false, err
+	}
+	w, kind := l.packed, narrowKind(columns)
+	units, pieces, best := attn.Ceil(w.Chunks, 2), attn.Ceil(w.Rows, fewShare), 0
+	stage := fewStage
+	if w.Kind == weight.PackedScales {
+		stage += narrowFactors(w) * narrowTile * w.Factor
+	} else {
+		stage += 2 * narrowFactors(w) * narrowTile * w.Factor
+	}
+	for ranks := mostSplit; ranks > 0; ranks /= 2 {
+		if ranks > units {
+			continue
+		}
+		most := attn.Ceil(units, ranks)
+		shared, stages := d.fewShared(w, kind, columns, most, stage)
+		if stages == 0 {
+			continue
+		}
+		g := clusterGrid(1, ranks, fewThreads, shared, true)
+		clusters, err := d.clustersAtOnce(clusterKey{w.Format, -100 - kind, ranks, shared, false}, k.of[w.Kernels][kind], g)
+		if err != nil {
+			return false, err
+		}
+		if clusters = min(clusters, pieces); clusters == 0 {
+			continue
+		}
+		each := attn.Ceil(pieces, clusters)
+		cost := each*most*stage/4 + attn.Ceil(each, 4)*fewMeeting + most*narrowDeep(w)*32*rows*fewOperands
+		if !ok || cost < best-best/fewGain {
+			ok, best = true, cost
+			l.kind, l.units, l.stages, l.stage, l.shared, l.ranks, l.blocks = kind, units, stages, stage, shared, ranks, ranks*clusters
+		}
+	}
+	return ok, nil
+}
+
+// fewShared returns the shared memory of a block with some units, and the stages of its ring, 0 if it does not fit.
+func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (shared, stages int) {
+	deep, blocks := units*narrowDeep(w), attn.Ceil(columns, 8)
+	rest := fewZeros + deep*columns*64 + fewWarps*fewHigh[kind]*8*attn.Ceil(columns, 2) + 2*32*blocks + 16
+	if w.Kind == weight.PackedMinima {
+		rest += attn.Ceil(deep*columns*4, 16) * 16
+	}
+	stage += 16
+	fit := func(most int) int {
+		n := min((most-rest)/stage, fewStages)
+		return n - n%fewTeams[kind]
+	}
+	stages = fit(min(sharedBeside, d.info.SharedPerBlockMost)) // leaves space for the next launch's blocks
+	if stages < fewLeast {
+		stages = fit(d.info.SharedPerBlockMost)
+	}
+	if stages < fewLeast {
+		return 0, 0
+	}
+	return rest + stages*stage, stages
+}
+
+// fewRows queues a launch by clusters for rows of x from one row on. d.mu is held.
+func (d *Engine) fewRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
+	rows := min(p.rows, o.Rows-row)
+	a := l.arguments(o, p, row, rows)
+	a.x, a.columns, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*p.parts), int32(o.In), int32(l.ranks)
+	part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
+	if l.packed.Order > 0 {
+		a.order = part.W.Address() + uint64(l.packed.Order)
+	}
+	d.args.Reset()
+	cuda.Struct(&d.args, &a)
+	d.hold(x, part.W, part.B, part.Y, last.Y, o.Residual)
+	g := clusterGrid(l.blocks/l.ranks, l.ranks, fewThreads, l.shared, true)
+	g.Waits = !o.Early
+	return k.of[l.packed.Kernels][l.kind].Launch(s, g, &d.args)
+}
