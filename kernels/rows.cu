@@ -1,6 +1,6 @@
 // Entry points of gradients of many rows, and of copies and conversions by vectors.
 //
-// Needed by: training: gradients of many rows on a GPU; conversions and moves of nn, of 16 bits too.
+// Needed by: training, and moves of nn.
 #include "nodes_rows.cuh"
 
 #define ROWS(name, blocks, Params, run) \
