@@ -170,9 +170,13 @@ func (d *Engine) hopperLaunchOf(t attn.DType, layout hopperLayout, m, k int, par
 		}
 	}
 	l.tiles = tiles * below
+	most, step := mostSlices, hopperStep
+	if layout.gate {
+		most, step = 1, hopperGates
+	}
 	var time int
-	l.slices, time = hopperSlices(l.tiles, clusters, steps)
-	l.cost, l.blocks = hopperStep*float64(time), hopperPair*min(clusters, l.tiles*l.slices)
+	l.slices, time = hopperSlices(l.tiles, clusters, steps, most)
+	l.cost, l.blocks = step*float64(time), hopperPair*min(clusters, l.tiles*l.slices)
 	return l, nil
 }
 
@@ -183,12 +187,13 @@ const (
 	// Costs in steps: the ends of a tile; and, of several slices, a launch that adds their sums, and a slice.
 	sliceEnds, sliceMeeting, sliceSums = 3, 7, 5
 
-	hopperStep = 0.56 // microseconds of a step
+	// Microseconds of a step, and in gated units, relative to those of persistentStep.
+	hopperStep, hopperGates = 0.65, 0.57
 )
 
 // hopperSlices returns the number of slices of k with the least estimated time, and the time in steps.
-func hopperSlices(tiles, clusters, steps int) (slices, least int) {
-	for n := 1; n <= min(mostSlices, steps) && hopperPair*tiles*(n-1)*hopperPartial <= mostPartials; n++ {
+func hopperSlices(tiles, clusters, steps, most int) (slices, least int) {
+	for n := 1; n <= min(most, steps) && hopperPair*tiles*(n-1)*hopperPartial <= mostPartials; n++ {
 		time := attn.Ceil(tiles*n, clusters) * (attn.Ceil(steps, n) + sliceEnds)
 		if n > 1 {
 			time += sliceMeeting + n*sliceSums
