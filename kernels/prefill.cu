@@ -17,11 +17,12 @@
 // Three consumer warp groups fit where heads of 64 leave them registers, and are up to 10% faster than two there. Two parts of
 // queries and weights leave registers for weights of half as many keys.
 #define HEAD_DIMS(name, T)                                    \
-  PREFILL(name##_64, T, 64, 3, 128, 4)                        \
+  PREFILL(name##_64, T, 64, 3, 128, 4, false, false, 64, true) \
   PREFILL(name##_80, T, 80, 2, 128, 2)                        \
   PREFILL(name##_96, T, 96, 2, 128, 2)                        \
   PREFILL(name##_128, T, 128, 2, 128, 2)                      \
   PREFILL(name##_256, T, 256, 2, 64, 2)                       \
+  PREFILL(name##_192_128, T, 192, 2, 128, 2, false, false, 128) \
   PREFILL(name##_64_rounded, T, 64, 3, 128, 4, false, true)   \
   PREFILL(name##_128_rounded, T, 128, 2, 128, 2, false, true) \
   PREFILL(name##_64_precise, T, 64, 3, 64, 6, true)           \
@@ -41,6 +42,7 @@
   PREFILL(name##_96, T, 96, 4, 2, STEP, false, true)          \
   PREFILL(name##_128, T, 128, 4, 2, STEP, false, true)        \
   PREFILL(name##_256, T, 256, 4, 1, 32, 3, false, true)       \
+  NO_PREFILL(name##_192_128)                                  \
   NO_PREFILL(name##_64_rounded)                               \
   NO_PREFILL(name##_128_rounded)                              \
   PREFILL(name##_64_precise, T, 64, 8, 1, 64, 4, true)        \

@@ -41,11 +41,14 @@ func TestEmulatedSpread(t *testing.T) {
 	testSpread(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 60), options{work: 3e5, longest: 300})
 }
 
+func TestEmulatedDirect(t *testing.T) { testDirect(t, emulatedGPU(t, 5), reftest.Cases(t, 2, 24), 300) }
+
 // Prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
 	testPrefill(t, m, takePrefill, reftest.Cases(t, 3, 24), 300, false)
 	testPrefillPrecision(t, m, 700)
+	testPrefillGrowing(t, m)
 }
 
 // Prefill kernels with masks and score modifications.

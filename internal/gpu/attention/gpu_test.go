@@ -62,6 +62,7 @@ func TestGPUPrefill(t *testing.T) {
 	m := realGPU(t)
 	testPrefill(t, m, takePrefill, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), false)
 	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
+	testPrefillGrowing(t, m)
 }
 
 func TestGPUPrefillScores(t *testing.T) {

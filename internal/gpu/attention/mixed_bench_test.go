@@ -123,7 +123,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 			d := division{prefillKernels: p.form.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
 			p.schedule(&g, p.seqs.data[:few], others, false, BlockRows)
-			p.listPrefill(d)
+			p.listPrefill(&g, d)
 		}
 	}
 	// On another stream.
@@ -179,7 +179,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.form.prefill, blocks: n}
 			p.dealOut(&g, k, &d)
-			p.listPrefill(d)
+			p.listPrefill(&g, d)
 		}, nil)
 	}
 

@@ -358,7 +358,7 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 		few = 0 // prefill kernels take operands of any type
 	}
 	p.schedule(g, p.seqs.data[:few], workers, form.paged, form.kernel.blockRows())
-	p.listPrefill(who)
+	p.listPrefill(g, who)
 	if hides(g) && who.first() != nil {
 		p.written.listPrompts(p.seqs.data)
 	}

@@ -29,15 +29,20 @@ func prefillThreads(k *kernel) int {
 // two parts, and one ring of keys and values. With warp groups there are two buffers of queries (one for large heads),
 // a ring of keys, a ring of values, and barriers.
 func prefillShared(k *kernel) int {
-	row, stages, parts := (k.dims[0]*2+127)/128*128, k.tile.stages, k.parts
+	width := func(dim int) int { return (dim*2 + 127) / 128 * 128 }
+	row, stages, parts := width(k.dims[0]), k.tile.stages, k.parts
 	queries, stage := k.tile.rows*(parts*row+(parts-1)*4), k.tile.keys*row
+	values := stage
+	if k.value > 0 {
+		values = k.tile.keys * width(k.value)
+	}
 	switch {
 	case k.tile.warps > 0:
 		return queries + stages*stage
 	case k.dims[0] <= 128:
 		queries *= 2
 	}
-	return queries + 2*stages*stage + 2*2*8 + 4*stages*8
+	return queries + stages*(stage+values) + 2*2*8 + 4*stages*8 + 4*64
 }
 
 // prefillBlocks returns the number of thread blocks of a launch.
@@ -74,6 +79,7 @@ type prefillKernels struct {
 	same    *kernel // queries and outputs have the type of keys
 	rounded *kernel // queries are rounded to the type of keys, outputs have any type
 	precise *kernel // queries and outputs have any type
+	direct  *kernel // as same, for widths of keys and values that other kernels take as spread heads (spread.go)
 }
 
 // first returns one of the kernels, or nil.
@@ -125,6 +131,9 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 			k.same = found
 		}
 	}
+	if w := (want{problem: g, features: g.Features(), rows: rows, same: true, direct: true}); k.same != nil {
+		k.direct = e.find(&w)
+	}
 	return k
 }
 
@@ -133,7 +142,7 @@ func (e *Engine) loadPrefill(op string, g *attn.Problem, of *prefillKernels) err
 	if g.Variant != nil && of.first() != nil {
 		return e.loadWritten(op, g, of)
 	}
-	for _, k := range [...]*kernel{of.same, of.rounded, of.precise} {
+	for _, k := range [...]*kernel{of.same, of.rounded, of.precise, of.direct} {
 		if k == nil {
 			continue
 		}
@@ -159,6 +168,7 @@ func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts 
 type prefilled struct {
 	prefilling    list[prefillTile] // output tiles, by blocks; empty if no prefill kernel may run
 	prefillStarts list[int32]       // index of each block's first output tile, and the end of the last block's
+	prefillSeqs   list[sequence]    // what output tiles of plain problems name, see frontRows: two for each prefill sequence
 
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
@@ -176,7 +186,9 @@ type prefilled struct {
 	scoredPrefillParams scoredPrefillParams
 }
 
-func (f *prefilled) lists() []entries { return []entries{&f.prefillStarts, &f.prefilling} }
+func (f *prefilled) lists() []entries {
+	return []entries{&f.prefillStarts, &f.prefillSeqs, &f.prefilling}
+}
 
 // sizePrefill sets the lengths of the lists that divide has chosen. It returns the bytes of partials of output tiles.
 func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts int64) {
@@ -189,12 +201,17 @@ func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts
 		}
 	}
 	p.prefillStarts.want(0, 0, mostTogether*p.engine.blocks+1)
+	p.prefillSeqs.want(2*len(p.ordered), 2*min(least.Sequences, least.Rows), 0)
 	p.prefilling.want(need, tiles, 0)
 	return parts
 }
 
 // listPrefill lists the output tiles that divide has chosen.
-func (p *Plan) listPrefill(of division) {
+func (p *Plan) listPrefill(g *attn.Problem, of division) {
+	p.prefillSeqs.data = p.prefillSeqs.data[:0]
+	if of.first() != nil && isPlain(g) {
+		p.listFronts(g, p.seqs.data[of.few:], of.first().tile.rows)
+	}
 	switch {
 	case of.first() == nil:
 		p.prefilling.data, p.prefillStarts.data = p.prefilling.data[:0], p.prefillStarts.data[:0]
@@ -249,6 +266,9 @@ func (p *Plan) prefillArguments(o *Operands, k *kernel) error {
 		a.lse = o.LSE.Address()
 	}
 	a.seqs, a.masked, a.starts, a.tiles = p.seqs.address(m), p.masked.address(m), p.prefillStarts.address(m), p.prefilling.address(m)
+	if isPlain(g) {
+		a.seqs = p.prefillSeqs.address(m)
+	}
 	if m.parts != nil {
 		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(e.counterBytes())
 	}
@@ -257,6 +277,10 @@ func (p *Plan) prefillArguments(o *Operands, k *kernel) error {
 	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
+	if of := &p.form.spread; k.isDirect() {
+		a.queryRow, a.queryHead = int64(of.query.Row), int64(of.query.Head)
+		a.outRow, a.outHead = int64(of.out.Row), int64(of.out.Head)
+	}
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
 	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Key().At.Page/g.Pages.Key().Dim), int32(g.Pages.Key().At.Head/g.Pages.Key().Dim), int32(g.PageTokens)
 	a.heads, a.group = int32(g.KVHeads), int32(g.Group())
@@ -275,11 +299,17 @@ func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
 	e, g, a := p.engine, &p.form.geometry, &p.prefillParams
 	shape := e.shape(k.kv, g.Dim)
 	shape.keys = 0 // a box is at most one column block
+	values := shape
 	a.box = int32(boxOf(k.tile.keys, p.form.paged, g.PageTokens))
 	key, value := p.form.spread.rows(g)
+	if k.isDirect() {
+		key, value = whole(k.dims[0]), whole(k.value)
+		shape, values = e.shape(k.kv, k.dims[0]), e.shape(k.kv, k.value)
+		shape.keys, values.keys = 0, 0
+	}
 	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, key, int(a.box)); err != nil {
 		return err
 	}
-	a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, value, int(a.box))
+	a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &values, value, int(a.box))
 	return err
 }

@@ -209,6 +209,31 @@ func (e *Engine) partBytes(k *kernel) int64 {
 	return e.counterBytes() + 2*int64(e.prefillBlocks(k))*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
 }
 
+// isPlain reports whether a problem has neither masks but the causal one nor score changes.
+func isPlain(g *attn.Problem) bool { return g.Features()&^plainFeatures == 0 }
+
+// frontRows returns the number of rows of a sequence's first output tile, if that one has fewer rows than the others, or 0. With a
+// causal mask fewer rows are best where rows see fewest keys. Kernels take the first output tile as a sequence of its own, in front
+// of another one with the other rows.
+func frontRows(g *attn.Problem, s *sequence, rows int) int {
+	group := g.Group()
+	if all := int(s.queries) * group; isPlain(g) && g.Causal && rows%group == 0 && all > rows && s.keys >= s.queries {
+		return all % rows
+	}
+	return 0
+}
+
+// listFronts lists for each sequence the first output tile as a sequence, and the sequence without those rows.
+func (p *Plan) listFronts(g *attn.Problem, seqs []sequence, rows int) {
+	for i := range seqs {
+		front, rest := seqs[i], seqs[i]
+		front.queries = int32(frontRows(g, &rest, rows) / g.Group())
+		front.keys -= rest.queries - front.queries
+		rest.row, rest.queries = rest.row+front.queries, rest.queries-front.queries
+		p.prefillSeqs.data = append(p.prefillSeqs.data, front, rest)
+	}
+}
+
 // prefillOutputs lists the output tiles of sequences from number `from` on. A section has as many heads as the L2 cache
 // has capacity for their keys and values. In a section long output tiles come first. The last section has enough output
 // tiles that the short ones at its end balance the blocks.
@@ -223,12 +248,22 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, ro
 				p.prefillSections = append(p.prefillSections, int32(len(p.outputs)))
 				bytes = int(s.keys) * tokenBytes(g)
 			}
-			for first := 0; first < all; first += rows {
+			front, first := frontRows(g, s, rows), 0
+			if front > 0 {
+				first = front - rows
+			}
+			for ; first < all; first += rows {
 				t := prefillTile{seq: int32(n), head: int32(head), block: int32(first / rows), parts: 1}
 				if hides(g) {
 					t.end = p.written.promptKeys(g, s, first/rows, rows)
 				} else {
-					t.end = int32(keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len()) // keys between the sink tokens and the window do not count
+					t.end = int32(keysOf(g, p.prefixes.cuts, s, max(first, 0), min(first+rows, all), cutKeys).Len()) // keys between the sink tokens and the window do not count
+				}
+				if isPlain(g) {
+					t.seq = int32(2 * (n - from))
+					if first >= 0 {
+						t.seq, t.block = t.seq+1, int32((first-front)/rows)
+					}
 				}
 				p.outputs = append(p.outputs, t)
 			}

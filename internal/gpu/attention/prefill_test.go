@@ -123,6 +123,43 @@ func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 	}
 }
 
+// testPrefillGrowing runs prompts whose scores grow or fall from step to step, by up to 2^200: kernels keep a row's reference while
+// scores grow little (kernels/attn_prefill_weights.cuh).
+func testPrefillGrowing(t *testing.T, m *machine) {
+	m.engine.choice = takePrefill
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i, growth := range []float64{0.5, 5, 12, 200} { // of a step's scores, to base 2
+		for j, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
+			if m.Few(t) && j != []int{0, 1, 1, 0}[i] {
+				continue
+			}
+			dim, keys := []int{128, 64}[i/3], 400+rng.IntN(200)
+			shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{40}, Keys: []int{keys}, Mask: attn.Mask{Causal: true}}
+			c := reftest.New(rng, shape, reftest.Normal, enginetest.Format(kv), enginetest.Format(kv))
+			for k := range keys {
+				at := growth * float64(keys-k) / cutKeys / c.Scale * math.Ln2 // of a query whose first element is 1
+				c.K[k*dim] = enginetest.Format(kv).Round(at)
+			}
+			p := &problem{Case: c, rng: rng, kv: kv, query: kv, out: kv, dense: true}
+			p.geometry = attn.Problem{Heads: 2, KVHeads: 1, Dim: dim, ValueDim: dim, QueryType: kv, Pages: attn.Separate(kv, dim, dim, attn.PageStrides{}, attn.PageStrides{}), Scale: p.Scale, Mask: p.Mask}
+			p.layDense(m, t)
+			p.o.DType, p.lse.DType = p.out, attn.Float32
+			m.Poison(t, &p.o)
+			m.Poison(t, &p.lse)
+			m.run(t, plan, p)
+			if k := plan.kernelOf(p.operands(), false); k.parts != 1 || k.scored {
+				t.Fatalf("%v: another kernel", p)
+			}
+			if p.check(t); t.Failed() {
+				t.Fatalf("scores that grow by 2^%g: %v", growth, p)
+			}
+			p.close(t)
+		}
+	}
+	noError(t, plan.Close())
+}
+
 // testPrefillPrecision: with float32 queries and outputs, the error over keys of float16 is at most twice the error of
 // sums in float32. Over keys of bfloat16, whose two parts have 16 bits, it is at most about 2^-15 of the values.
 func testPrefillPrecision(t *testing.T, m *machine, keys int) {

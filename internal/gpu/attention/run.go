@@ -150,6 +150,9 @@ func (p *Plan) Kernels() []string {
 // entries returns the entry points that launch queues.
 func (p *Plan) entries(g *attn.Problem, states bool) []string {
 	few, many := p.form.kernel, p.form.prefill.taken(g, states)
+	if k := p.directKernel(g.QueryType == g.Pages.Planes[0].DType); k != nil {
+		many = k
+	}
 	switch {
 	case few == nil:
 		return nil

@@ -156,9 +156,24 @@ func (e *Engine) loadSpread(s *spreads) error {
 	return nil
 }
 
+// directKernel returns the kernel that attends to all sequences without spread heads, or nil. same: queries and outputs have the type
+// of keys.
+func (p *Plan) directKernel(same bool) *kernel {
+	of := &p.form.spread
+	if strides := of.query.Row | of.query.Head | of.out.Row | of.out.Head; !same || p.form.both || p.form.sharing.on() || strides%8 != 0 {
+		return nil
+	}
+	return p.form.prefill.direct
+}
+
 // runSpread is launch with spread queries and outputs. Operands have been checked.
 func (p *Plan) runSpread(s *cuda.Stream, o *Operands) error {
 	g, of := &p.form.geometry, &p.form.spread
+	if kv := o.Pages[0].Data.DType; o.Q.DType == kv && o.Out.DType == kv {
+		if k := p.directKernel(true); k != nil {
+			return k.family.run(p, s, o, k)
+		}
+	}
 	inner := *o
 	inner.Q = gpu.Memory{Buffer: p.memory.spread, DType: o.Q.DType, Len: g.Query.Extent(p.reach, g.Heads, of.width)}
 	inner.Out = gpu.Memory{Buffer: p.memory.spread, Offset: int64(4 * inner.Q.Len), DType: o.Out.DType, Len: g.Out.Extent(p.reach, g.Heads, of.width)}

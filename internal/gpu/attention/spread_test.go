@@ -104,6 +104,38 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 	noError(t, plan.Close())
 }
 
+// testDirect runs prompts with the widths of the kernels that have values of another width than keys: also where other kernels run, by
+// the operands' types.
+func testDirect(t *testing.T, m *machine, n, longest int) {
+	if !slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.isDirect() }) {
+		t.Skip("the GPU has no such kernel")
+	}
+	m.engine.choice = takePrefill
+	defer func() { m.engine.choice = takeFastest }()
+	rng := reftest.Rand(t)
+	plan, direct := m.engine.NewPlan(), 0
+	for i := range reftest.AtLeast(n, func() bool { return direct >= 2 }) {
+		m.engine.Eager = i%4 > 0 // short output tiles are cut, too
+		shape := prefillShape(rng, longest)
+		shape.Dim, shape.ValueDim = 192, 128
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.AllInputs...), options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, apart: true})
+		m.run(t, plan, p)
+		if plan.directKernel(p.query == p.kv && p.out == p.kv) != nil {
+			direct++
+		}
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d: %v", i, p)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
+func TestGPUDirect(t *testing.T) {
+	testDirect(t, realGPU(t), enginetest.OrShort(100, 20), enginetest.OrShort(3000, 500))
+}
+
 // widthFits reports whether a decode kernel of a head dim fits into the GPU's shared memory.
 func (m *machine) widthFits(kv attn.DType, width int) bool {
 	_, ok := m.engine.configure(m.engine.shape(kv, width), BlockRows)

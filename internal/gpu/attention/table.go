@@ -236,6 +236,14 @@ func prefillLines() (lines []kernel) {
 			prefillTiles{96, groups(128, 128, 2), groups(128, 64, 3)},
 			prefillTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
 			prefillTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
+		if !of.scored {
+			for _, kv := range gpu.Halves {
+				line := of
+				line.kv, line.dims, line.value, line.capability = kv, []int{192}, 128, hopper
+				line.entries, line.tile, line.parts, line.exact = []string{fmt.Sprintf("prefill_%s_192_128", gpu.Name(kv))}, groups(128, 128, 2), 1, true
+				lines = append(lines, line)
+			}
+		}
 		if masks {
 			continue // on other GPUs the lines with score changes also have masks
 		}
@@ -392,22 +400,29 @@ type want struct {
 	long     bool         // each thread block reads at least longReads
 	same     bool         // queries and outputs have the type of keys, or are rounded to it
 	rounds   bool         // a prefill kernel must round them
+	direct   bool         // a prefill kernel must have the widths of the pages
 }
 
 // takes reports whether k can do w, if shared memory suffices.
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && (k.spreads || !isSpread(g)) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
+	return k.kv == g.Pages.Planes[0].DType && k.hasWidth(g) && (k.spreads || !isSpread(g)) && k.isDirect() == w.direct && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
 		(!k.halves || roundsQueries(g, k.kv)) && w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
 }
 
+// isDirect reports whether k is a prefill kernel with values of another width than keys.
+func (k *kernel) isDirect() bool { return k.parts > 0 && k.value > 0 }
+
 // hasWidth reports whether k has the widths of keys and values of g.
 func (k *kernel) hasWidth(g *attn.Problem) bool {
 	if k.anyWidth {
 		return g.Pages.InKeys() && latentWidths(g) || isAny(g) && headWidths(g)
+	}
+	if k.isDirect() {
+		return k.dims[0] == g.Pages.KeyDim() && k.value == g.Pages.Value.Dim
 	}
 	return slices.Contains(k.dims, g.Dim) && (k.value == 0 || k.value == g.ValueDim)
 }
@@ -486,7 +501,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	for i := range kernels {
 		k := &kernels[i]
-		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
+		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || k.isDirect() || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
 			continue
 		}
 		if can.Features |= k.features; k.spreads && w.features&^(k.features|attn.OtherValueDim) == 0 {
