@@ -107,3 +107,22 @@ func (s *Step) treeFits(op string, p *stepPlan) error {
 	g.Tree = true
 	return s.cache.store.Supports(op, &g)
 }
+
+// commit moves a reservation to the table of its sequence, and drops tokens that no window reaches. The caller holds mu.
+func (c *Cache) commit(op string, r *reservation) error {
+	if r.tokens == 0 {
+		r.seq.step = nil
+		return nil
+	}
+	t := &r.seq.table
+	err := c.pool.Commit(&r.Reservation)
+	if gap := c.config.behind(t.Tokens); err == nil && gap.End > max(gap.First, t.Gap.End) {
+		err = c.pool.Drop(t, gap)
+	}
+	if err != nil {
+		return pagesError(op, err)
+	}
+	r.seq.step = nil
+	c.tokens += r.tokens
+	return nil
+}

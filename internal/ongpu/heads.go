@@ -118,3 +118,10 @@ func UseTensors(sub *queue.Submission, tensors []*Tensor, o *AttentionOperands) 
 	}
 	return nil
 }
+
+// From returns m from an element on.
+func From(m Mem, element int) Mem {
+	m.Offset += int64(element) * int64(m.DType.Size())
+	m.Len -= element
+	return m
+}

@@ -695,12 +695,5 @@ func (g *GPU) Exchange(op string, engines []*layers.Engine) (*layers.Exchange, e
 	return x, nil
 }
 
-// From returns m from an element on.
-func From(m Mem, element int) Mem {
-	m.Offset += int64(element) * int64(m.DType.Size())
-	m.Len -= element
-	return m
-}
-
 // UseExchange sets the memory for the members' sums, which is closed with the GPU.
 func (g *GPU) UseExchange(x *layers.Exchange) { g.decoder.exchange.Store(x) }

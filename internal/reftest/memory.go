@@ -25,11 +25,11 @@ func Rand(t testing.TB) *rand.Rand {
 }
 
 // AtLeast yields the indexes of n random cases. If seen is then still false, it yields further indexes until
-// seen is true, up to 10*n+100 cases in all. A fixed number of random cases would sometimes miss a condition
+// seen is true, up to 50*n+500 cases in all. A fixed number of random cases would sometimes miss a condition
 // that a test must see.
 func AtLeast(n int, seen func() bool) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		for i := 0; i < n || i < 10*n+100 && !seen(); i++ {
+		for i := 0; i < n || i < 50*n+500 && !seen(); i++ {
 			if !yield(i) {
 				return
 			}
