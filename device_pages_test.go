@@ -290,7 +290,7 @@ func TestDeviceCacheErrors(t *testing.T) {
 	_, err = CachedAttention(f64[0], f64[1], f64[2], step.Layer(0))
 	wrong(t, "float64", err, ErrDType, "CachedAttention", "q is float64", "on a GPU")
 	_, err = CachedAttention(s.in[0][0], s.in[0][1], s.in[0][2], step.Layer(0), WithWindow(3), WithSchedule(Unfused))
-	wrong(t, "unfused, with a window", err, ErrUnsupported, "CachedAttention", "GPU 0 (Fake 0)", "head dim 8")
+	wrong(t, "unfused, with a window", err, ErrUnsupported, "CachedAttention", "GPU 0 (Fake 0)", "keys of 8 elements", "unfused attention")
 	half := input3Nodes(onHost.in[0][0].Graph(), Float16, 2, 4, c)
 	_, err = CachedAttention(half[0], half[1], half[2], onHost.step.Layer(0))
 	wrong(t, "half on the host", err, ErrDType, "CachedAttention", "q is Float16")

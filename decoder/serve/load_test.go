@@ -164,7 +164,8 @@ func testLoad(t *testing.T, requests, tokens int, leaves time.Duration, gpu *dev
 		}
 	}
 	var clients sync.WaitGroup
-	// heap is the least memory after some rounds of requests, since graphs keep the values of their last run, of any number of rows.
+	// heap is the least memory after some rounds of requests. Graphs keep the values of their last run: the last request of a round is
+	// always the same.
 	heap := func() uint64 {
 		least := uint64(math.MaxUint64)
 		for range 12 {
@@ -173,6 +174,7 @@ func testLoad(t *testing.T, requests, tokens int, leaves time.Duration, gpu *dev
 				clients.Go(func() { send(path, body, none, time.Minute, 0) })
 			}
 			clients.Wait()
+			send("/v1/completions", `{"prompt": "a", "max_tokens": 3}`, none, time.Minute, 0)
 			r.settle()
 			http.DefaultClient.CloseIdleConnections()
 			r.formats.mu.Lock()

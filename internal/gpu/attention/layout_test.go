@@ -67,7 +67,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"MINE = TILES * 16, KEYS = WARPS * MINE,", "static constexpr int KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * 128; static constexpr int STAGE = 2 * ROW + ROWS * 8; static constexpr int SHARED = 2 * KEY + SLOPE + STAGES * STAGE + 16;",
 		},
 		"backward.cu": {
-			"#if __CUDA_ARCH__ == 800 || defined(__CUDA_ARCH_FEAT_SM90_ALL) #define HEADS_64 2, 64, 4, 2, 32, 2 #define HEADS_128 1, 128, 8, 1, 64, 2 #else #define HEADS_64 1, 64, 8, 1, 64, 2 #define HEADS_128 1, 128, 8, 1, 32, 1 #endif", // backwardTable
+			"#if __CUDA_ARCH__ == 800 #define HEADS_64 2, 64, 4, 2, 32, 2 #define HEADS_128 1, 128, 8, 1, 64, 2 #else #define HEADS_64 1, 64, 8, 1, 64, 2 #define HEADS_128 1, 128, 8, 1, 32, 1 #endif", // backwardTable
 		},
 		"attn_backward_hopper.cuh": {
 			"KEYS = 128, THREADS = 384,", "KEY = KEYS * D * 2, ROW = ROWS * D * 2, SLOPE = KEYS * ROWS * 2, SUM = 64 * 64 * 4;",
@@ -125,6 +125,10 @@ func prefillSource(unit string) (lines []string) {
 			}
 			more := ", false, true"
 			switch {
+			case k.exact && k.value > 0:
+				more = fmt.Sprintf(", false, false, %d", k.value)
+			case k.exact && k.unit == prefillUnit && k.dims[0] == 64:
+				more = ", false, false, 64, true"
 			case k.exact:
 				more = ""
 			case !k.same():
