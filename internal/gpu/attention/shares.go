@@ -64,6 +64,21 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	return s, nil
 }
 
+// outputOf returns the sequence that an output tile of prefill kernels names, the first row of the step's sequence that it is of, and the
+// number of the output tile in that one. See frontRows.
+func (p *Plan) outputOf(g *attn.Problem, t *prefillTile) (n *sequence, row int32, block int) {
+	if !isPlain(g) {
+		n = &p.seqs.data[t.seq]
+		return n, n.row, int(t.block)
+	}
+	n = &p.prefillSeqs.data[t.seq]
+	front := &p.prefillSeqs.data[t.seq&^1]
+	if block = int(t.block); n != front && front.queries > 0 {
+		block++
+	}
+	return n, front.row, block
+}
+
 // launches lists the launches of the assigned step.
 func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []Launch) {
 	g := &form.geometry
@@ -77,10 +92,10 @@ func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []L
 		l := Launch{Entry: k.entries[0], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.prefillGrid)}
 		for b := range l.Blocks {
 			for _, t := range p.prefilling.data[p.prefillStarts.data[b]:p.prefillStarts.data[b+1]] {
-				n := p.seqs.data[t.seq]
+				n, row, block := p.outputOf(g, &t)
 				rows, first := int(n.queries)*g.Group(), int(t.block)*k.tile.rows
-				share := Share{Sequence: number[n.row], Head: int(t.head), Block: int(t.block), Begin: int64(t.first) / cutKeys}
-				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, p.prefixes.cuts, &n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
+				share := Share{Sequence: number[row], Head: int(t.head), Block: block, Begin: int64(t.first) / cutKeys}
+				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, p.prefixes.cuts, n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
 				l.Blocks[b] = append(l.Blocks[b], share)
 			}
 		}
