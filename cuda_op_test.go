@@ -96,9 +96,9 @@ func TestMachineAttention(t *testing.T) {
 func TestMachineLeavesOnCPU(t *testing.T) {
 	rng := reftest.Rand(t)
 	for name, p := range map[string]*graphtest.Problem{
-		"head dim 24":     graphtest.NewProblem(rng, dense(2, 1, 24, 24, 1, 9), graphtest.Spec{}),
+		"head dim 20":     graphtest.NewProblem(rng, dense(2, 1, 20, 20, 1, 9), graphtest.Spec{}),
 		"float64":         graphtest.NewProblem(rng, dense(2, 1, 64, 64, 1, 9), graphtest.Spec{QueryType: tensor.Float64}),
-		"a wider value":   graphtest.NewProblem(rng, dense(2, 1, 64, 128, 1, 9), graphtest.Spec{}),
+		"a large value":   graphtest.NewProblem(rng, dense(2, 1, 64, 264, 1, 9), graphtest.Spec{}),
 		"keys in float64": graphtest.NewProblem(rng, dense(2, 1, 64, 64, 1, 9), graphtest.Spec{KVType: tensor.Float64}),
 		"a window":        graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 3, 0), graphtest.Spec{}),
 		"a soft cap":      graphtest.NewProblem(rng, graphtest.WithScoreMods(dense(2, 1, 64, 64, 1, 9), 0, 2), graphtest.Spec{}),
