@@ -262,7 +262,7 @@ func (op crossEntropy) places(shapes []tensor.Shape) (places []int) {
 			continue
 		}
 		places = append(places, at)
-		at += (shapes[i].TotalSize() + 3) / 4 * 4
+		at += aligned(shapes[i].TotalSize())
 	}
 	return append(places, at)
 }

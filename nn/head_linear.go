@@ -313,19 +313,18 @@ func (r headLinear) onGPU(d *layers.Engine, shapes []tensor.Shape) (g headsOnGPU
 	if g.headSizes, err = r.sizes(shapes); err != nil {
 		return g, err
 	}
-	const aligned = 4 // float32 in 16 bytes
-	if g.together = g.rows <= layers.MostHeadRows && g.in%aligned == 0 && r.w.Bytes() == 2; g.together {
+	if g.together = g.rows <= layers.MostHeadRows && aligned(g.in) == g.in && r.w.Bytes() == 2; g.together {
 		return g, nil
 	}
 	g.xEach, g.yEach = g.xHead, g.yHead
-	if g.packX = g.rows > 1 || g.xHead%aligned != 0; g.packX {
-		g.xEach = attn.Ceil(g.rows*g.in, aligned) * aligned
+	if g.packX = g.rows > 1 || aligned(g.xHead) != g.xHead; g.packX {
+		g.xEach = aligned(g.rows * g.in)
 	}
-	if g.packY = g.rows > 1 || g.yHead%aligned != 0; g.packY {
-		g.yEach = attn.Ceil(g.rows*g.out, aligned) * aligned
+	if g.packY = g.rows > 1 || aligned(g.yHead) != g.yHead; g.packY {
+		g.yEach = aligned(g.rows * g.out)
 	}
 	g.layer, err = d.Scratch(r.layerOnGPU(&g))
-	g.layer = attn.Ceil(g.layer, aligned) * aligned
+	g.layer = aligned(g.layer)
 	return g, err
 }
 

@@ -40,47 +40,28 @@ type partGradient struct {
 	behind   G.Nodes
 }
 
-// partOfLinears returns the gradient of a part, given the gradient of the part or of the last node behind it.
+// partOfLinears returns the gradient of a part, given the gradient dy of the part or of the last node behind the part.
 func partOfLinears(n, dy *G.Node, readers map[*G.Node]int) (p partGradient, ok bool) {
-	if _, ok := linearPartOf(n); ok {
+	if _, ok := nodeRule[linearPart](n); ok {
 		return partGradient{part: n, dy: dy}, true
 	}
-	o, isNode := n.Op().(node)
-	if r, isMove := o.rule.(moving); !isNode || !isMove || n.Dtype() != operand.Float16 && n.Dtype() != operand.BFloat16 {
-		return p, false
-	} else if _, isSplit := r.path.(split); !isSplit {
-		return p, false
-	}
-	only := func(n *G.Node) *G.Node { // the child, if nothing else reads it and its gradient is not asked for
-		if c := stock.ChildrenOf(n)[0]; readers[c] == 1 {
-			return c
+	// The nodes behind the part, the last one first. Nothing else reads them, and their gradients are not asked for.
+	chain := G.Nodes{n}
+	for range 3 {
+		c := stock.ChildrenOf(n)
+		if len(c) != 1 || readers[c[0]] != 1 {
+			return p, false
 		}
-		return nil
+		n = c[0]
+		chain = append(chain, n)
 	}
-	shaped := only(n)
-	if shaped == nil {
-		return p, false
-	}
-	if v, isView := shaped.Op().(view); !isView {
-		return p, false
-	} else if _, isReshape := v.rule.(reshape); !isReshape {
-		return p, false
-	}
-	converted := only(shaped)
-	if converted == nil {
-		return p, false
-	}
-	if o, isNode = converted.Op().(node); !isNode {
-		return p, false
-	} else if _, isConvert := o.rule.(convert); !isConvert {
-		return p, false
-	}
-	part := only(converted)
-	if part == nil {
-		return p, false
-	}
-	_, ok = linearPartOf(part)
-	return partGradient{part, dy, G.Nodes{n, shaped, converted}}, ok
+	moves, _ := nodeRule[moving](chain[0])
+	_, isSplit := moves.path.(split)
+	_, isReshape := nodeRule[reshape](chain[1])
+	_, isConvert := nodeRule[convert](chain[2])
+	_, isPart := nodeRule[linearPart](chain[3])
+	short := chain[0].Dtype() == operand.Float16 || chain[0].Dtype() == operand.BFloat16
+	return partGradient{chain[3], dy, chain[:3]}, short && isSplit && isReshape && isConvert && isPart
 }
 
 // behindActivation is the gradient dy behind an activation f of the output of layers that nothing else reads.
@@ -93,14 +74,12 @@ type behindActivation struct {
 // behindLayers returns the gradient of the layers in front of an activation n, given that of n, if it can begin behind the activation: a GPU
 // multiplies by the slopes while it rounds.
 func behindLayers(n, dy *G.Node, readers map[*G.Node]int) (a behindActivation, ok bool) {
-	o, _ := n.Op().(node)
-	r, isActivation := o.rule.(activation)
+	r, isActivation := nodeRule[activation](n)
 	if !isActivation {
 		return a, false
 	}
 	c := stock.ChildrenOf(n)[0]
-	of, _ := c.Op().(node)
-	l, isLinear := of.rule.(linear)
+	l, isLinear := nodeRule[linear](c)
 	return behindActivation{l, r.f, dy}, isLinear && readers[c] == 1 && l.products != 0 && l.activation == attn.NoActivation && !l.gate && !l.residual && !l.joined
 }
 
@@ -117,22 +96,14 @@ func (p partGradient) alone() (dy *G.Node, err error) {
 	return dy, nil
 }
 
-func linearPartOf(n *G.Node) (r linearPart, ok bool) {
-	v, ok := n.Op().(view)
-	if ok {
-		r, ok = v.rule.(linearPart)
-	}
-	return r, ok
-}
-
 // ofWhole returns the contributions of parts to the gradient of the whole: one, if the parts are the whole and nothing else reads the
 // whole, or each part among zeros.
 func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err error) {
-	first := func(p partGradient) int { r, _ := linearPartOf(p.part); return r.before }
+	first := func(p partGradient) int { r, _ := nodeRule[linearPart](p.part); return r.before }
 	slices.SortFunc(list, func(a, b partGradient) int { return first(a) - first(b) })
 	at, heads, last := 0, true, linearPart{}
 	for _, p := range list {
-		last, _ = linearPartOf(p.part)
+		last, _ = nodeRule[linearPart](p.part)
 		alone = alone && last.before == at
 		heads = heads && len(p.behind) > 0 && p.dy.Dtype() == list[0].dy.Dtype()
 		at += last.width
@@ -153,7 +124,7 @@ func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err
 			}
 			p.dy = down[0]
 		}
-		r, _ := linearPartOf(p.part)
+		r, _ := nodeRule[linearPart](p.part)
 		all, join.widths = append(all, p.dy), append(join.widths, r.width)
 	}
 	if !alone {

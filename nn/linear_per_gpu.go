@@ -115,7 +115,7 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 	a.Replicate = replicate.list()
 	columns, rows := 0, of.x[0]
 	if sliced && rows > 1 {
-		columns = attn.Ceil(rows*width, 4) * 4
+		columns = aligned(rows * width)
 	}
 	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
 		n, err := op.scratchOn(d, make([]ongpu.Operand, len(mine)), mine)

@@ -59,11 +59,8 @@ func normGradients[T any](do step[T], of normRule, in []T, dy T) ([]T, error) {
 // shapeOf returns the shape of a node or a value.
 func shapeOf(x any) tensor.Shape { return x.(interface{ Shape() tensor.Shape }).Shape() }
 
-// aligned returns n, rounded up to a multiple of 16 bytes of float32.
-func aligned(n int) int { return (n + 3) / 4 * 4 }
-
 // normGradient is the rule of the gradients of a norm, one after the other in a vector: of gamma, of beta or nothing, of x. Gradients of
-// gamma and beta have room for a multiple of 16 bytes.
+// gamma and beta are padded to a multiple of 16 bytes.
 type normGradient struct {
 	once
 	of normRule

@@ -269,6 +269,20 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 // view is an op whose value is contiguous elements of its input. On a GPU, the value is in the input's memory.
 type view struct{ operator }
 
+// aligned returns n, rounded up to a number of float32 that fill whole pieces of 16 bytes: kernels read and write from such pieces on.
+func aligned(n int) int { return (n + 3) / 4 * 4 }
+
+// nodeRule returns the rule of a node of this package, if it has the type R.
+func nodeRule[R rule](n *G.Node) (r R, ok bool) {
+	switch o := n.Op().(type) {
+	case node:
+		r, ok = o.rule.(R)
+	case view:
+		r, ok = o.rule.(R)
+	}
+	return r, ok
+}
+
 // A window is the rule of a view.
 type window interface {
 	rule

@@ -145,7 +145,6 @@ type rankStates struct {
 func (r mergedRanks) states(in []tensor.Shape) rankStates {
 	heads := in[1][1]
 	s := rankStates{world: r.comm.World(), rows: in[0][0], heads: heads, dim: in[0][1] / heads}
-	aligned := func(n int) int { return (n + 3) / 4 * 4 }
 	for rank := range s.world.Size {
 		from, to := s.of(rank)
 		s.outs = append(s.outs, s.all)

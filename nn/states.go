@@ -66,7 +66,7 @@ type mergedStates struct {
 }
 
 // lseAt returns where the log-sum-exp begins, after an output of so many elements: kernels write at multiples of 16 bytes.
-func lseAt(out int) int { return (out + 3) / 4 * 4 }
+func lseAt(out int) int { return aligned(out) }
 
 func (r mergedStates) title() string { return "MergeStates" }
 func (r mergedStates) String() string {
