@@ -42,22 +42,40 @@ func classOf(n int64) int64 {
 func (t *Submission) Alloc(n int64) (m *Memory, err error) {
 	defer func() { t.note(m) }()
 	class := classOf(n)
-	t.dropped.moveTo(t.spare)
-	list := t.spare[class]
-	var b *cuda.Buffer
-	if last := len(list) - 1; last >= 0 {
-		b, t.spare[class] = list[last], list[:last]
-	} else {
-		if b, err = t.NewBuffer(class); err != nil {
-			if m, e := t.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
-				err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
-			}
-			return nil, err
-		}
+	b, err := t.take(n, class)
+	if err != nil {
+		return nil, err
 	}
 	m = &Memory{queue: (*Queue)(t), buffer: b, class: class}
 	m.cleanup = runtime.AddCleanup(m, t.dropped.add, b)
 	return m, nil
+}
+
+// take takes a free buffer of a size class, or allocates one, for n bytes.
+func (t *Submission) take(n, class int64) (*cuda.Buffer, error) {
+	t.dropped.moveTo(t.spare)
+	if b := pop(t.spare, class); b != nil {
+		return b, nil
+	}
+	b, err := t.NewBuffer(class)
+	if err == nil {
+		return b, nil
+	}
+	if m, e := t.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+		err = fmt.Errorf("%d bytes asked for, %d of %d free: %w", n, m.Free, m.Total, err)
+	}
+	return nil, err
+}
+
+// pop takes a buffer of a size class from lists; nil: there is none.
+func pop(spare map[int64][]*cuda.Buffer, class int64) *cuda.Buffer {
+	list := spare[class]
+	last := len(list) - 1
+	if last < 0 {
+		return nil
+	}
+	spare[class] = list[:last]
+	return list[last]
 }
 
 // NewBuffer allocates a buffer from the driver; the caller closes the buffer. If the driver has too little memory,

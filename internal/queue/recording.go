@@ -37,13 +37,11 @@ func (p *part) shared(t *Submission, n int64, reads int) (*Memory, error) {
 	class := classOf(n)
 	b := pop(p.spare, class)
 	if b == nil {
-		if b = pop(t.spare, class); b == nil {
-			if err := t.dev.Relaxed(func() (err error) {
-				b, err = t.NewBuffer(class)
-				return err
-			}); err != nil {
-				return nil, err
-			}
+		if err := t.dev.Relaxed(func() (err error) {
+			b, err = t.take(n, class)
+			return err
+		}); err != nil {
+			return nil, err
 		}
 		p.own = append(p.own, b)
 	}
@@ -66,17 +64,6 @@ func (p *part) collect() {
 		p.spare[b.Len()] = append(p.spare[b.Len()], b)
 	}
 	p.waiting = nil
-}
-
-// pop takes a buffer of a size class from a list; nil: there is none.
-func pop(spare map[int64][]*cuda.Buffer, class int64) *cuda.Buffer {
-	list := spare[class]
-	last := len(list) - 1
-	if last < 0 {
-		return nil
-	}
-	spare[class] = list[:last]
-	return list[last]
 }
 
 // held is a Memory, and its buffer at the time of recording.

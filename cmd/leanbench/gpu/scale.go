@@ -578,7 +578,7 @@ func (r *scaleStep) record(c *scaleCase, opts ...la.Option) (replay func(n int) 
 		return nil, err
 	}
 	r.recordings = append(r.recordings, recording)
-	return func(n int) (time.Duration, error) { return r.replay(recording, n) }, nil
+	return replays(r.gpu, recording), nil
 }
 
 // nodes are layers of a step on numbers that are on the GPU, and run them.
@@ -656,16 +656,18 @@ func (r *scaleStep) prompts(c *scaleCase, appends []la.Append) error {
 	return r.gpu.Synchronize()
 }
 
-// replay is n steps, from the first being queued to the last being done.
-func (r *scaleStep) replay(recording *device.Recording, n int) (time.Duration, error) {
-	began := time.Now()
-	for range n {
-		if err := recording.Replay(); err != nil {
-			return 0, err
+// replays returns the run of a contender: n replays of a recording on a GPU, from the first being queued to the last being done.
+func replays(gpu *device.GPU, recording *device.Recording) func(n int) (time.Duration, error) {
+	return func(n int) (time.Duration, error) {
+		began := time.Now()
+		for range n {
+			if err := recording.Replay(); err != nil {
+				return 0, err
+			}
 		}
+		err := gpu.Synchronize()
+		return time.Since(began), err
 	}
-	err := r.gpu.Synchronize()
-	return time.Since(began), err
 }
 
 func (r *scaleStep) close() (err error) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"time"
 
 	"gorgonia.org/leanattention/device"
 
@@ -47,7 +46,7 @@ func (s *scaling) measureChain(c chainCase, gpus []*device.GPU) (err error) {
 		if err != nil {
 			return err
 		}
-		contenders = append(contenders, measure.Contender{Name: gpusName(len(g.Members())), Run: r.replay})
+		contenders = append(contenders, measure.Contender{Name: gpusName(len(g.Members())), Run: replays(r.gpu, r.recording)})
 	}
 	all, err := measure.Alternate(s.pace, contenders)
 	if err != nil {
@@ -128,18 +127,6 @@ func newChainStep(c chainCase, gpu *device.GPU) (r *chainStep, err error) {
 	r.recording, err = gpu.Record(r.vm.RunAll)
 	r.vm.Reset()
 	return r, err
-}
-
-// replay is n chains, from the first being queued to the last being done.
-func (r *chainStep) replay(n int) (time.Duration, error) {
-	began := time.Now()
-	for range n {
-		if err := r.recording.Replay(); err != nil {
-			return 0, err
-		}
-	}
-	err := r.gpu.Synchronize()
-	return time.Since(began), err
 }
 
 func (r *chainStep) close() (err error) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
@@ -81,7 +80,7 @@ func (s *scaling) mlaLayerCase(c mlaLayer, gpus []*device.GPU) (err error) {
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			contenders, bars = append(contenders, measure.Contender{Name: name, Run: r.replay}), append(bars, bar*float64(n)/2)
+			contenders, bars = append(contenders, measure.Contender{Name: name, Run: replays(r.gpu, r.recording)}), append(bars, bar*float64(n)/2)
 		}
 	}
 	times, err := measure.Alternate(s.pace, contenders)
@@ -216,17 +215,6 @@ func (r *mlaLayerStep) runs(y *G.Node) func() error {
 		defer vm.Reset()
 		return la.Cause(vm.RunAll())
 	}
-}
-
-func (r *mlaLayerStep) replay(n int) (time.Duration, error) {
-	began := time.Now()
-	for range n {
-		if err := r.recording.Replay(); err != nil {
-			return 0, err
-		}
-	}
-	err := r.gpu.Synchronize()
-	return time.Since(began), err
 }
 
 func (r *mlaLayerStep) close() (err error) {

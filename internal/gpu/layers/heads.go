@@ -75,18 +75,11 @@ func (d *Engine) HeadLinear(s *cuda.Stream, o *HeadLinear) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.heads == nil {
-		k := make(map[attn.DType]*cuda.Function)
-		all := make(map[string]**cuda.Function)
-		for _, t := range gpu.Halves {
-			all["heads_"+gpu.Name(t)] = new(*cuda.Function)
-		}
-		if err := d.functions(headsUnit, all); err != nil {
+		var f16, bf16 *cuda.Function
+		if err := d.functions(headsUnit, map[string]**cuda.Function{"heads_f16": &f16, "heads_bf16": &bf16}); err != nil {
 			return err
 		}
-		for _, t := range gpu.Halves {
-			k[t] = *all["heads_"+gpu.Name(t)]
-		}
-		d.heads = k
+		d.heads = map[attn.DType]*cuda.Function{attn.Float16: f16, attn.BFloat16: bf16}
 	}
 	p := headLinearParams{
 		x: o.X.Address(), w: o.W.Address(), y: o.Y.Address(), rows: int32(o.Rows), heads: int32(o.Heads), in: int32(o.In), out: int32(o.Out), rest: int32(o.Rest),

@@ -205,8 +205,16 @@ func hopperSlices(tiles, clusters, steps, most int) (slices, least int) {
 	return slices, least
 }
 
-// roundTo queues the rounding of lists of float32 to 16 bits, and zeros for flags. A list has a multiple of eight elements.
+// roundTo queues the rounding of lists of float32 to 16 bits, and zeros for flags, which may have no buffer. The length of a list is a
+// multiple of eight.
 func (d *Engine) roundTo(s *cuda.Stream, t attn.DType, flags gpu.Memory, lists ...Convert) error {
+	switch {
+	case len(lists) > 0:
+	case flags.Buffer != nil:
+		return s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len))
+	default:
+		return nil
+	}
 	k, err := d.hopperOf(t)
 	if err != nil {
 		return err
@@ -349,13 +357,7 @@ func (d *Engine) queueProduct(s *cuda.Stream, o *Linear) error {
 	if !operands {
 		lists = append(lists, Convert{N: o.Rows * o.In, X: o.X, Y: p.a})
 	}
-	switch {
-	case len(lists) > 0:
-		err = d.roundTo(s, p.a.DType, flags, lists...)
-	case flags.Buffer != nil:
-		err = s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len))
-	}
-	if err != nil {
+	if err := d.roundTo(s, p.a.DType, flags, lists...); err != nil {
 		return err
 	}
 	if operands {

@@ -197,12 +197,7 @@ func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 			return err
 		}
 		p.scratch = r.slices
-		if flags := l.flags(r.slices); len(round) > 0 {
-			err = d.roundTo(s, o.Products, flags, round...)
-		} else if flags.Buffer != nil {
-			err = s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len))
-		}
-		if err != nil {
+		if err := d.roundTo(s, o.Products, l.flags(r.slices), round...); err != nil {
 			return err
 		}
 		return d.queueHopper(s, p, &l)

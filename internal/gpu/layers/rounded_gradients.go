@@ -82,12 +82,6 @@ type Rounding struct {
 	X, Before, Y, Sums gpu.Memory
 }
 
-// SumParts returns the number of parts of some rows whose sums are added in the end.
-func SumParts(rows int) int {
-	o := ColumnSums{Rows: rows}
-	return o.parts()
-}
-
 // Rounding queues a Rounding.
 func (d *Engine) Rounding(s *cuda.Stream, o *Rounding) error {
 	const op = "rounding"
@@ -226,10 +220,8 @@ func (d *Engine) roundedW(s *cuda.Stream, o *RoundedProducts) error {
 	if err := d.operandsOf(s, &Linear{Rows: o.Rows, In: o.In, X: o.With, Norm: o.Norm, Scratch: o.Scratch}, x); err != nil {
 		return err
 	}
-	if flags.Buffer != nil { // factors may lie there
-		if err := s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len)); err != nil {
-			return err
-		}
+	if err := d.roundTo(s, o.Products, flags); err != nil { // behind the operands, whose factors may lie there
+		return err
 	}
 	return d.queueHopper(s, &p, &l)
 }

@@ -52,12 +52,12 @@ type ColumnSums struct {
 	X, Times, Y, Scratch gpu.Memory
 }
 
-// parts returns the number of parts of the rows.
-func (o *ColumnSums) parts() int { return min(attn.Ceil(o.Rows, rowsOfPart), mostRowParts) }
+// SumParts returns the number of parts into which sums over rows are divided. A second launch adds the sums of the parts.
+func SumParts(rows int) int { return min(attn.Ceil(rows, rowsOfPart), mostRowParts) }
 
 // ScratchSize returns how many float32 Scratch needs: the sums of the parts.
 func (o *ColumnSums) ScratchSize() int {
-	if n := o.parts(); n > 1 {
+	if n := SumParts(o.Rows); n > 1 {
 		return n * o.N
 	}
 	return 0
@@ -92,7 +92,7 @@ func (d *Engine) ColumnSums(s *cuda.Stream, o *ColumnSums) error {
 	if err := o.Y.CheckFloats(op, "y", o.N); err != nil {
 		return err
 	}
-	parts, to := o.parts(), o.Y
+	parts, to := SumParts(o.Rows), o.Y
 	if parts > 1 {
 		to = o.Scratch
 		if err := to.CheckFloats(op, "the scratch", o.ScratchSize()); err != nil {
