@@ -38,8 +38,8 @@ type Append struct {
 	// attend. Layers have the log-sum-exp of the row.
 	//
 	//   - Tokens is 1, and Parents nil. Positions has the row's position; the default is the number of tokens.
-	//   - The cache is in host memory, or on one GPU or several that share heads. Layers are CachedAttention without [WithWindow], [WithALiBi] and [WithSinks]. Otherwise Set is
-	//     [ErrUnsupported].
+	//   - The cache is in host memory, on one GPU, or on several GPUs that share heads. Layers are CachedAttention without [WithWindow],
+	//     [WithALiBi] and [WithSinks]. Otherwise Set is [ErrUnsupported].
 	QueryOnly bool
 }
 

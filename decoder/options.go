@@ -79,7 +79,8 @@ type Options struct {
 	// weights and the cache. Device must stay open until the engine is closed. Engines of one GPU take turns.
 	Device *device.GPU
 
-	// Shard says how several GPUs share the cache. With latent attention leanattention.ShardAuto is ShardHeads: each GPU, and each of the Ranks, has all latent vectors, and attends with some of the heads.
+	// Shard says how several GPUs share the cache. With latent attention leanattention.ShardAuto is ShardHeads: each GPU, and each of
+	// the Ranks, has all latent vectors, and attends with some of the heads.
 	Shard la.Shard
 
 	// Ranks are the processes that compute together, each with a part of the weights and of the cache, on Device; nil: this
@@ -92,9 +93,12 @@ type Options struct {
 
 	// TPLA, if not nil, splits the latent vectors of each layer of a network with latent attention, an approximation: see nn.TPLA. The
 	// differences of [Engine.LogProbs] are its error. Prompts of 64 rows and more, of texts without cached tokens, are exact; LogProbs
-	// has no such prompts. It computes on the CPU or one GPU in one process, with weights for both forms beside the network's, or on one GPU
-	// of each of as many Ranks as there are shards: each rank has a shard with all heads. On GPUs all prompts are approximate. Save and Load
-	// are ErrUnsupported.
+	// has no such prompts.
+	//
+	//   - One process, on the CPU or one GPU: it has the weights of both forms beside the network's.
+	//   - Ranks, as many as shards, with one GPU each: a rank has one shard, and all heads.
+	//   - On GPUs all prompts are approximate.
+	//   - Save and Load are ErrUnsupported.
 	TPLA func(layer int) *nn.TPLA
 
 	// Progress, if not nil, is called with the number of weights that have been loaded, and the number of all.
@@ -112,7 +116,7 @@ const (
 	mostRows       = 1 << 20
 	mostChosen     = 1 << 19              // largest vocabulary from which a GPU chooses: see nn.ArgMax
 	mostAhead      = 4                    // steps that the host queues together, while it waits for as many: joins and ends wait for both
-	aheadTime      = 2 * time.Millisecond // of steps that are queued together
+	aheadTime      = 2 * time.Millisecond // the most that steps that are queued together take; a longer step is queued alone
 )
 
 // fill checks the options, and fills their defaults in.

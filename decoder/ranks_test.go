@@ -52,7 +52,7 @@ func TestRanks(t *testing.T) {
 // all heads. Other numbers of shards are refused.
 func TestRanksTPLA(t *testing.T) {
 	if !reftest.Every(t) {
-		t.Skip("it takes seconds")
+		t.Skip("processes take seconds: LEANATTENTION_TESTS=all runs the test")
 	}
 	if !rankstest.Child() {
 		one := rankstest.Run(t, 1, nil)

@@ -32,9 +32,9 @@ type scheduler struct {
 	pace     pace
 	now      func() time.Time
 	taken    time.Time     // when the host had the tokens of the last queued steps
-	together time.Duration // of steps that are queued together, unless one step alone takes longer; 0: no bound
-	each     time.Duration // of the last queued steps; 0: none yet
-	joined   func() bool   // texts want to join
+	together time.Duration // the most that steps that are queued together take, but for a single longer step; 0: no bound
+	each     time.Duration // the time of one of the last queued steps; 0: none yet
+	joined   func() bool   // reports whether texts want to join
 	stats    *Stats
 	choices  []choice // of a step
 }

@@ -11,8 +11,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// shards returns the number of parts of latent vectors, and the sizes of the cache. The shards of a layer are KV heads of one cache, or each
-// process has one.
+// shards returns the number of parts of latent vectors, and the sizes of the cache. The shards of a layer are KV heads of one cache;
+// with Ranks, each process has one shard.
 func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 	if o.TPLA == nil {
 		return 1, s, nil
@@ -54,11 +54,11 @@ func (o *Options) shards(s Sizes) (n int, of Sizes, err error) {
 	return n, s, nil
 }
 
-// slicedWeights are the weights of nn.MLA that make and read latent vectors, where the engine computes. bias may be nil.
+// slicedWeights is the weights of nn.MLA that make and read latent vectors, in the memory of the engine's device. bias may be nil.
 type slicedWeights struct{ down, bias, norm, key, value G.Value }
 
-// slice returns the latent attention of a layer with rotated weights, and that of its shards. With a GPU there is no whole. With ranks there
-// is one shard, that of the rank. The weights are made once for all graphs.
+// slice returns the latent attention of a layer with rotated weights, and that of its shards. With a GPU, the first is nil: prompts
+// are approximate. With Ranks, there is one shard, that of the rank. The weights are made once for all graphs.
 func (e *Engine) slice(g *G.ExprGraph, layer int, m *nn.MLA) (all []*nn.MLA, err error) {
 	if e.sliced[layer] == nil {
 		if e.sliced[layer], err = e.sliceLayer(layer, m); err != nil {
@@ -230,7 +230,7 @@ func (b *Builder) sliced(layer int, m *nn.MLA, x *G.Node, options []la.Option, o
 	if y, err = nn.AllReduce(y, b.ranks); err != nil {
 		return nil, err
 	}
-	// Behind the sum, each rank has its heads.
+	// From here on, each rank computes with its own heads.
 	from, to := b.ranks.World().Part(m.Heads)
 	each := y.Shape()[1] / m.Heads
 	return nn.Slice(y, 1, from*each, to*each)

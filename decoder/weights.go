@@ -34,7 +34,7 @@ type placement struct {
 	tpla    bool // processes share latent vectors, and each has all heads
 }
 
-// weights yields the weights of a network with their splits here.
+// weights yields the weights of a network, with the splits of this placement.
 func (p *placement) weights(n Network) iter.Seq[Weight] {
 	return func(yield func(Weight) bool) {
 		for w := range n.Weights() {

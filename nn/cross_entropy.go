@@ -276,7 +276,7 @@ type crossEntropyGradient struct {
 	of crossEntropy
 }
 
-// once is a rule without gradients, since it is one, of the op with a title.
+// once is a rule of gradients of an op, without gradients of its own.
 type once struct{ op string }
 
 func (r once) graphGradients([]*G.Node, *G.Node) ([]*G.Node, error) {
@@ -427,7 +427,7 @@ type vectorPart struct {
 	at    int
 	to    tensor.Shape
 	dtype tensor.Dtype
-	last  bool // the part ends where the vector does, which in a run may have fewer rows
+	last  bool // the part is the rest of the vector, which may have fewer rows in a run than in the graph
 }
 
 func (r vectorPart) from(tensor.Shape) int { return r.at }

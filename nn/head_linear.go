@@ -29,7 +29,8 @@ import (
 //   - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
 //   - Options: [WithMixedPrecision], [WithBatchInvariance].
 //   - Types and accuracy: those of [Linear]. On GPUs: whole weights, or weights sharded on axis 0 if heads divide evenly; then y is sharded on
-//     axis 1, and x may be. Up to 256 rows with weights of 16 bits, of heads in multiples of 4 elements, take one launch; other heads a launch each, and two more.
+//     axis 1, and x may be.
+//   - Launches on a GPU: one for up to 256 rows, weights of 16 bits and heads in multiples of 4 elements; otherwise one for each head, and two.
 //   - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
 //     second derivative.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.

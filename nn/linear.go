@@ -72,8 +72,8 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 //   - Error of an element of x w^T, relative to the sum of |x| |w|: 2^-11 with leanattention.Float16 (2^-18 without the option),
 //     2^-8 with leanattention.BFloat16 (2^-15 without). The number of rows changes neither.
 //   - With Float16, each row of x is first scaled by a power of two, so no magnitude overflows.
-//   - GPUs of compute capability 9.0 and newer round from 17 rows on, or from 5 with w of 8 or 4 bits. Fewer rows keep float32's accuracy
-//     at the same speed.
+//   - GPUs of compute capability 9.0 and newer round from 17 rows on. With w of 8 or 4 bits, all GPUs round from 5 rows on. Fewer rows
+//     keep float32's accuracy at the same speed.
 //   - CPUs with AMX round where rows are many: a third of the products with BFloat16, three of five with Float16. Other CPUs and
 //     few rows compute as without the option.
 //   - With w of [Rounded] or [Quantised], but for E4M3, CPUs round x to 8 bits: a block of 32 elements of a row has one scale. The

@@ -79,7 +79,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 }
 
 // linearGradientsThrough is linearGradients of layers with products of 16 bits, without activation, gate and residual. With f, dy is the
-// gradient behind an activation of their output, before.
+// gradient of f(before), and before the output of the layers.
 func linearGradientsThrough[T any](do step[T], op linear, list []T, dy T, f attn.Activation, before ...T) ([]T, error) {
 	args := op.arguments()
 	for _, f := range op.formats() {

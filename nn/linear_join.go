@@ -16,10 +16,10 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Gradients of the parts of a [Linears] are joined to that of the whole by one node. It also merges heads and converts to float32, where
-// these are all that lies between a part and attention.
+// One node joins the gradients of the parts of a [Linears] to the gradient of the whole. If nothing but a conversion, a Reshape and a
+// SplitHeads lies between each part and attention, the node also undoes these three.
 
-// readersOf counts the reads of each node, and those of the nodes in `more`.
+// readersOf counts the readers of each node. Each mention of a node in `more` counts as a reader.
 func readersOf(sorted G.Nodes, more ...G.Nodes) map[*G.Node]int {
 	readers := map[*G.Node]int{}
 	for _, n := range slices.Concat(more...) {
@@ -33,8 +33,8 @@ func readersOf(sorted G.Nodes, more ...G.Nodes) map[*G.Node]int {
 	return readers
 }
 
-// partGradient is the gradient of a part of the joined output of a [Linears], or of the last of the nodes behind the part: a conversion to
-// 16 bits, a Reshape and a SplitHeads.
+// partGradient is the gradient dy of a part of the joined output of a [Linears]. If there are nodes behind the part, the last one first, dy
+// is the gradient of the last one.
 type partGradient struct {
 	part, dy *G.Node
 	behind   G.Nodes
@@ -71,8 +71,8 @@ type behindActivation struct {
 	dy *G.Node
 }
 
-// behindLayers returns the gradient of the layers in front of an activation n, given that of n, if it can begin behind the activation: a GPU
-// multiplies by the slopes while it rounds.
+// behindLayers returns the gradient dy of an activation n as a gradient of the layers in front of n, if there are such layers: a GPU multiplies
+// dy by the slopes while it rounds dy.
 func behindLayers(n, dy *G.Node, readers map[*G.Node]int) (a behindActivation, ok bool) {
 	r, isActivation := nodeRule[activation](n)
 	if !isActivation {

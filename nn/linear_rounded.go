@@ -14,13 +14,13 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Gradients of layers with products of 16 bits. A GPU rounds the gradient of the output once for all gradients, and sums its rows meanwhile
-// for those of biases. The norm in front of the layers is computed again as an operand of products.
+// Gradients of layers with products of 16 bits. One launch rounds the gradient of the output for all products, and sums the rows for the
+// gradients of biases. The norm in front of the layers is computed again as an operand of products.
 //
 //	rounded = the gradient of the output in 16 bits, and sums over parts of its rows
 //	dx      = rounded w,   dw = rounded^T norm(x),   db = sums of the sums
 
-// roundedGradients returns the gradients of norm(x) or x, of w and of b. With f, dy is the gradient behind an activation of `before`, the
+// roundedGradients returns the gradients of norm(x) or x, of w and of b. With f, dy is the gradient of f(before), and before the
 // layers' output.
 func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dy T, f attn.Activation, before ...T) (grads layerOperands[T], err error) {
 	inner := op.inner().normedAs(op)
@@ -47,9 +47,9 @@ func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dy T, f
 	return grads, err
 }
 
-// roundedOf is what the rules of these gradients have in common. Rounded is a matrix with as many columns as the layers together. Its
-// first rows have sums over parts of the rows, layer by layer. The others have the gradient of the output, layer by layer: on a GPU
-// in 16 bits, in place of the first half of the memory of a layer.
+// roundedOf is the common part of the rules of these gradients. The rounded gradient is a matrix with as many columns as the layers together.
+// The first rows have sums over parts of the rows, layer by layer. The other rows have the gradient of the output, layer by layer: on a GPU
+// in 16 bits, in the first half of a layer's memory.
 type roundedOf struct {
 	once
 	of     linear // without activation, gate and residual

@@ -55,9 +55,9 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 }
 
 // SplitHeads turns x of shape (batch, n, heads*d) into (batch, heads, n, d), the layout of leanattention.Attention.
-// leanattention.CachedAttention does not need it. Gradients are as [Slice].
+// leanattention.CachedAttention takes x as it is. Gradients are computed as those of [Slice].
 //
-// Types: float32 or float64, and also float16 or bfloat16, which makes half as many bytes move; on a GPU not float64.
+// Types: float32, float64, float16 and bfloat16; on a GPU not float64.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
@@ -110,7 +110,7 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	return newView(r, x)
 }
 
-// checkMoved is [checkFloats] for ops that also move elements of 16 bits.
+// checkMoved is [checkFloats] for the input of ops that also move elements of 16 bits.
 func checkMoved(name string, x *G.Node) error {
 	if x != nil && len(x.Shape()) > 0 && (x.Dtype() == operand.Float16 || x.Dtype() == operand.BFloat16) {
 		return nil

@@ -132,8 +132,8 @@ func mergedHeads[F float](r mergedRanks, in []G.Value, shape tensor.Shape) (G.Va
 	return t, engineError(r.title(), err)
 }
 
-// rankStates says where a rank's states lie in an exchange of all states: for each owner its heads' outputs, and behind them their
-// log-sum-exps, each from a multiple of 16 bytes on.
+// rankStates says where a rank's states lie in an exchange of all states: for each owner the outputs of the owner's heads, and then their
+// log-sum-exps. Each begins at a multiple of 16 bytes.
 type rankStates struct {
 	world      ranks.World
 	rows, dim  int

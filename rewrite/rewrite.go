@@ -47,7 +47,7 @@ func Check(g *G.ExprGraph) (err error) {
 // Call ShareMemory once, when the graph is complete and before it runs; again for a graph that [Fuse] makes. Afterwards:
 //
 //   - A new node of this module that reads a shared value is ErrGraph. So are gradients.
-//   - A recording has the memory of its values to itself until it is closed. Record of several GPUs is ErrUnsupported.
+//   - A recording keeps the memory of its values for itself until Close. Record of several GPUs is ErrUnsupported.
 //
 // Errors: ErrGraph for a nil graph, or a node of another graph.
 func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {

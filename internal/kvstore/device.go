@@ -63,8 +63,8 @@ func (c *Config) divide(op string) (all []share, shards int, err error) {
 	return all, shards, nil
 }
 
-// copies returns how many members have the keys of one head, by heads: each has a share of the query heads. Only keys that have the values
-// are copied: each member reads all of them whatever heads it has.
+// copies returns the number of members that have the keys of one KV head, of a cache that is sharded by heads. Each of these members has a
+// share of the query heads. Only keys that hold the values are copied: any number of query heads reads all of them.
 func (c *Config) copies() int {
 	if c.Device == nil || !c.Format.InKeys() || c.Shard == shardContext || c.Shard == shardAuto && c.Window == 0 {
 		return 1
@@ -416,7 +416,7 @@ func (d *DevicePages) transferNow(t *Transfer, in bool) error {
 }
 
 // eachSpan visits the spans of a transfer: n bytes at offset at of a member's memory, and their offset from in the caller's memory. One span
-// of the transfer may be in the memory of several members. If in is set, eachSpan visits all copies of a span, and otherwise one.
+// of the transfer may be in the memory of several members. With in, eachSpan visits all copies of a span, and otherwise one copy.
 func (d *DevicePages) eachSpan(t *Transfer, in bool, visit func(b *cuda.Buffer, at, from, n int) error) error {
 	of := func(p *devicePart) *cuda.Buffer { return *p.Layers[t.Layer].At(t.Slab) }
 	from := 0

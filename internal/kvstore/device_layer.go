@@ -40,8 +40,8 @@ func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	return out, lse, nil
 }
 
-// newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding. By context, each has in the
-// same place the memory of each member, and after them that of new tokens among themselves.
+// newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding. By context, each
+// has the memory for the rotated queries of each member, and last that for new tokens among themselves.
 type newRows struct {
 	k, v, rotated ongpu.Mem
 	each          []ongpu.Mem
@@ -55,7 +55,7 @@ func (r *newRows) add(m ongpu.Mem, n int) {
 	}
 }
 
-// rotations returns how many times the rotated queries are made.
+// rotations returns the number of copies of the rotated queries.
 func (p *DevicePlan) rotations() int {
 	if p.now.context == nil {
 		return 1

@@ -284,7 +284,7 @@ func (p *planPart) of(shard attn.ContextShard, pageTokens int, seqs []attn.Seque
 	return p.seqs
 }
 
-// position gives q, which has other keys, the positions of the queries of its whole sequence if they are rotated.
+// position sets the positions of q's queries, if queries are rotated. q has other keys than the whole sequence, which gives the positions.
 func (p *planPart) position(q, whole *attn.Sequence) {
 	if p.geometry.Rotary == (attn.Rotary{}) {
 		return

@@ -77,8 +77,8 @@ func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperan
 	return mine
 }
 
-// Heads is N KV heads from First on. If Copies is more than 1, as many members have the keys and values of one head, and each has a share of
-// the query heads: that with number Copy.
+// Heads is N KV heads from First on. If Copies is more than 1, Copies members have the keys and values of one KV head, and a member has share
+// number Copy of the query heads.
 type Heads struct{ First, N, Copy, Copies int }
 
 // Queries returns the query heads of r: n heads from first on.

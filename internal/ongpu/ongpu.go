@@ -22,7 +22,7 @@ type Node struct {
 	// values. 0: the value stays until the node runs again.
 	Reads int
 
-	// Shares is set in a graph whose values share memory: memory of steps before the value is free behind the value.
+	// Shares is set in a graph whose values share memory. Scratch memory of the node is then free for later nodes.
 	Shares bool
 
 	// From has the nodes whose values, or parts of them, are inputs with counted readers; nil for other inputs.

@@ -63,7 +63,7 @@ func (s *Solver) Check() error {
 	return nil
 }
 
-// Step updates all weights and moments, or with an error or skip none. ruleOf gets the sum of the squares of the gradients.
+// Step updates all weights and moments; after an error or skip, none is updated. ruleOf gets the sum of the squares of the gradients.
 func (s *Solver) Step(ruleOf func(sum float64) (rule layers.SolverRule, skip bool, err error)) (err error) {
 	kernels, err := s.begin()
 	if err != nil {

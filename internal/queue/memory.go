@@ -202,7 +202,7 @@ func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) 
 }
 
 // Shared returns n bytes for a new value with the given number of readers. The last reader frees the memory for other
-// values, in a recording for values of the recording. A recording of several members is ErrShared.
+// values; memory of a recording is freed for values of the recording alone. A recording of several members is ErrShared.
 func (t *Submission) Shared(n int64, reads int) (*Memory, error) {
 	if t.recording != nil {
 		return t.recording.shared(t, n, reads)

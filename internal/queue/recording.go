@@ -23,7 +23,7 @@ type part struct {
 	deferred []Deferred
 	open     Deferred // the last one, if it may still grow
 
-	// Memory of values that share memory: all of it, and while the recording is being made what is free, and what deferred work reads.
+	// Buffers of values that share memory. While the recording is being made, some are free (spare) or free behind deferred work (waiting).
 	own     []*cuda.Buffer
 	spare   map[int64][]*cuda.Buffer
 	waiting []*cuda.Buffer
@@ -48,14 +48,14 @@ func (p *part) shared(t *Submission, n int64, reads int) (*Memory, error) {
 	return &Memory{queue: (*Queue)(t), buffer: b, class: class, written: true, shared: true, reads: reads, recorded: p}, nil
 }
 
-// free takes memory that has been read for other values. Deferred work may be queued behind the work that writes these.
+// free gives the memory of a value without further readers to other values. Deferred readers are queued later: the memory waits for them.
 func (p *part) free(m *Memory) {
 	p.waiting = append(p.waiting, m.buffer)
 	m.buffer = nil
 	p.collect()
 }
 
-// collect frees what waits, if no work is deferred.
+// collect makes waiting buffers spare, if no work is deferred.
 func (p *part) collect() {
 	if p.open != nil {
 		return

@@ -134,7 +134,8 @@ func (p *Plan) appending() Appending {
 	}
 }
 
-// canAppend reports whether the step has new keys and values to store, of all rows of sequences.
+// canAppend reports whether a launch with other work can store the step's new keys and values: there are some, and no row of a sequence
+// is without.
 func (p *Plan) canAppend(op string) bool {
 	return p.ready(op) == nil && !p.form.idle && p.appends && !p.given
 }

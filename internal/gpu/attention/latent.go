@@ -12,7 +12,7 @@ const (
 	latentDim   = 576 // of keys
 	latentValue = 512 // of values
 
-	latentPartDim, latentPartValue = 320, 256 // of one of two parts of these
+	latentPartDim, latentPartValue = 320, 256 // of keys and values of half a latent vector
 	latentKeys                     = 64       // of a chunk
 	latentRows                     = 64       // of a product: of an output tile, or a pass's with the parts of a query
 	latentWarps                    = 8        // that compute
@@ -64,7 +64,7 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	shape := e.shapeOf(k, g.Dim)
 	c, _ := e.latentConfig(g.Dim, parts) // choose has found the configuration
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
-	if parts == 1 && !k.halves && p.form.tileRows <= latentFew && box < shape.keys { // it copies small pages with a quarter of the instructions
+	if parts == 1 && !k.halves && p.form.tileRows <= latentFew && box < shape.keys { // small pages: a quarter of the copies' instructions
 		return p.runLatentColumns(s, o, k, latentFew, 2)
 	}
 	p.fill(o, &shape, &c, box)

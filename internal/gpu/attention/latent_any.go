@@ -8,8 +8,9 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Decode attention to keys that hold the values, of any type, width, mask and change of scores (kernels/attn_latent_any.cuh,
-// attn_latent_append.cuh), and the same to keys and values of widths that no other kernel has. This file mirrors LatentAnyParams and LatentAppendParams, and the layout of shared memory.
+// Decode attention of any type, mask and change of scores to keys that hold the values, of any width, and to keys and values apart, of widths
+// that no other kernel has (kernels/attn_latent_any.cuh, attn_latent_append.cuh). This file mirrors LatentAnyParams, LatentAppendParams and
+// the layout of shared memory.
 
 const (
 	latentAnyRows   = 32 // of an output tile
@@ -18,7 +19,7 @@ const (
 	latentAnyStages = 6   // at most
 	latentGroup     = 128 // elements of E4M3 that share a scale
 	latentScales    = latentValue / latentGroup
-	mostHead        = 256 // elements of a key and of a value, if these lie apart
+	mostHead        = 256 // elements of a key and of a value that lie apart
 )
 
 // latentAnyParams is struct LatentAnyParams.
@@ -46,18 +47,18 @@ func latentWidths(g *attn.Problem) bool {
 	return g.Dim%8 == 0 && g.Dim <= latentDim && g.ValueDim%each == 0 && g.ValueDim <= latentValue
 }
 
-// headWidths reports whether there are kernels for the widths of keys and values of g, which lie apart.
+// headWidths reports whether kernels have the widths of g, whose keys and values lie apart.
 func headWidths(g *attn.Problem) bool {
 	return g.Dim%8 == 0 && g.Dim <= mostHead && g.ValueDim%8 == 0 && g.ValueDim <= mostHead
 }
 
-// isAny reports whether keys and values of g lie apart and have widths of no kernel but those of anyLines.
+// isAny reports whether keys and values of g lie apart, and have widths that the kernels of anyLines alone have.
 func isAny(g *attn.Problem) bool {
 	return !g.Pages.InKeys() && !(g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim))
 }
 
-// latentAnyConfig returns the configuration of a launch for keys and values of these widths: the ring has as many chunks as fit. apart: values
-// lie apart from keys.
+// latentAnyConfig returns the configuration of a launch for keys and values of these widths. The ring has as many chunks as fit. With
+// apart, values lie apart from keys.
 func (e *Engine) latentAnyConfig(kv attn.DType, dim, value int, apart bool) (c config, ok bool) {
 	const front, scores = 1024, latentAnyRows * (latentAnyKeys + 8) * 4
 	blocks := func(elements, size int) int { return attn.Ceil(elements*size, 128) * latentAnyKeys * 128 }
@@ -84,8 +85,7 @@ func latentAnyFits(e *Engine, k *kernel, dim, _ int) bool {
 	return ok
 }
 
-// runLatentAny queues attention by a kernel of the family. Queries and weights are sums of two parts where
-// runLatent's are.
+// runLatentAny queues attention by a kernel of the family. Queries and weights are sums of two parts in the cases of runLatent.
 func (p *Plan) runLatentAny(s *cuda.Stream, o *Operands, k *kernel) error {
 	e, g := p.engine, &p.form.geometry
 	c, _ := e.latentAnyConfig(k.kv, g.Dim, g.ValueDim, !g.Pages.InKeys())

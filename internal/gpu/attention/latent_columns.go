@@ -44,7 +44,7 @@ func latentColumnsFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok
 }
 
-// roundsQueries reports whether products with keys of a type may have queries in one part.
+// roundsQueries reports whether a kernel may round the queries of g to the type of its operands, for keys of type kv.
 func roundsQueries(g *attn.Problem, kv attn.DType) bool {
 	if kv == attn.E4M3 {
 		kv = attn.BFloat16
@@ -52,7 +52,7 @@ func roundsQueries(g *attn.Problem, kv attn.DType) bool {
 	return g.Mixed || g.QueryType == kv
 }
 
-// checkRounded returns an error if queries do not have the type that the plan was built for, by a kernel that rounds them.
+// checkRounded returns an error if a kernel must not round the queries of o, which differ in type from those that the plan was built for.
 func (p *Plan) checkRounded(o *Operands, kv attn.DType) error {
 	g := &p.form.geometry
 	if of := *g; o.Q.DType != g.QueryType {

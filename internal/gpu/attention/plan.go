@@ -55,8 +55,8 @@ type Plan struct {
 	lastPage  int  // the highest page number
 	mostSlots int  // largest number of used slots of a page
 	liveKeys  int  // of all sequences: keys that some query attends to
-	appends   bool // new tokens have slots
-	given     bool // which the caller of BuildPart has given
+	appends   bool // new tokens have slots in pages
+	given     bool // the caller of BuildPart has given the slots
 
 	outType   attn.DType // of the step's results, where launches write states
 	fused     bool       // attention is a part of launches with other work
@@ -606,7 +606,7 @@ func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 const mostAhead = 255
 
 // pageBytes returns the size of a page's keys, or values. It returns 0 if the distance of two pages differs from that
-// size, or the size is large, or values are in keys or of another width.
+// size, or the size is large, or values lie in keys or have another width.
 func pageBytes(g *attn.Problem) int {
 	if n := g.PageTokens * g.KVHeads * g.Dim; g.Pages.KeyDim() == g.Pages.Value.Dim && n == g.Pages.Planes[0].At.Page && n < 1<<26 && !g.Pages.InKeys() {
 		return n * g.Pages.Planes[0].DType.Size()

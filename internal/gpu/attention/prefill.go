@@ -79,7 +79,7 @@ type prefillKernels struct {
 	same    *kernel // queries and outputs have the type of keys
 	rounded *kernel // queries are rounded to the type of keys, outputs have any type
 	precise *kernel // queries and outputs have any type
-	direct  *kernel // as same, for widths of keys and values that other kernels take as spread heads (spread.go)
+	direct  *kernel // as same, for widths of keys and values for which other kernels need spread heads (spread.go)
 }
 
 // first returns one of the kernels, or nil.
@@ -168,7 +168,7 @@ func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts 
 type prefilled struct {
 	prefilling    list[prefillTile] // output tiles, by blocks; empty if no prefill kernel may run
 	prefillStarts list[int32]       // index of each block's first output tile, and the end of the last block's
-	prefillSeqs   list[sequence]    // what output tiles of plain problems name, see frontRows: two for each prefill sequence
+	prefillSeqs   list[sequence]    // the sequences of output tiles of plain problems: two for each prefill sequence, see frontRows
 
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build

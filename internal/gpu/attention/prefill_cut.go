@@ -209,12 +209,12 @@ func (e *Engine) partBytes(k *kernel) int64 {
 	return e.counterBytes() + 2*int64(e.prefillBlocks(k))*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
 }
 
-// isPlain reports whether a problem has neither masks but the causal one nor score changes.
+// isPlain reports whether a problem has no mask but the causal one, and no score changes.
 func isPlain(g *attn.Problem) bool { return g.Features()&^plainFeatures == 0 }
 
-// frontRows returns the number of rows of a sequence's first output tile, if that one has fewer rows than the others, or 0. With a
-// causal mask fewer rows are best where rows see fewest keys. Kernels take the first output tile as a sequence of its own, in front
-// of another one with the other rows.
+// frontRows returns the number of rows of a sequence's first output tile, if the first output tile has fewer rows than the others, or 0.
+// With a causal mask the first rows see the fewest keys, so the short output tile wastes least there. Kernels take the first output tile as
+// a sequence, and the rows behind as another one.
 func frontRows(g *attn.Problem, s *sequence, rows int) int {
 	group := g.Group()
 	if all := int(s.queries) * group; isPlain(g) && g.Causal && rows%group == 0 && all > rows && s.keys >= s.queries {
@@ -223,7 +223,7 @@ func frontRows(g *attn.Problem, s *sequence, rows int) int {
 	return 0
 }
 
-// listFronts lists for each sequence the first output tile as a sequence, and the sequence without those rows.
+// listFronts lists two sequences for each sequence: the rows of the short first output tile, if there is one, and the rows behind.
 func (p *Plan) listFronts(g *attn.Problem, seqs []sequence, rows int) {
 	for i := range seqs {
 		front, rest := seqs[i], seqs[i]

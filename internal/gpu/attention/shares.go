@@ -64,8 +64,8 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	return s, nil
 }
 
-// outputOf returns the sequence that an output tile of prefill kernels names, the first row of the step's sequence that it is of, and the
-// number of the output tile in that one. See frontRows.
+// outputOf returns the sequence n of an output tile of prefill kernels, the first row of the step's sequence that has the rows of n, and the
+// number of the output tile in the step's sequence. See frontRows.
 func (p *Plan) outputOf(g *attn.Problem, t *prefillTile) (n *sequence, row int32, block int) {
 	if !isPlain(g) {
 		n = &p.seqs.data[t.seq]

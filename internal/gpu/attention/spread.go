@@ -156,8 +156,8 @@ func (e *Engine) loadSpread(s *spreads) error {
 	return nil
 }
 
-// directKernel returns the kernel that attends to all sequences without spread heads, or nil. same: queries and outputs have the type
-// of keys.
+// directKernel returns the kernel that attends to all sequences without spread heads, or nil. With same, queries and outputs have
+// the type of keys.
 func (p *Plan) directKernel(same bool) *kernel {
 	of := &p.form.spread
 	if strides := of.query.Row | of.query.Head | of.out.Row | of.out.Head; !same || p.form.both || p.form.sharing.on() || strides%8 != 0 {

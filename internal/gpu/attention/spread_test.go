@@ -108,7 +108,7 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 // the operands' types.
 func testDirect(t *testing.T, m *machine, n, longest int) {
 	if !slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.isDirect() }) {
-		t.Skip("the GPU has no such kernel")
+		t.Skip("the GPU has no prefill kernel with values of another width than keys")
 	}
 	m.engine.choice = takePrefill
 	defer func() { m.engine.choice = takeFastest }()

@@ -19,7 +19,7 @@ type kernel struct {
 	kv         attn.DType
 	dims       []int
 	value      int  // width of values; 0: that of keys
-	anyWidth   bool // all widths of latentWidths or, without ValuesInKeys, of headWidths, in place of dims and value
+	anyWidth   bool // in place of dims and value: all widths of latentWidths, or of headWidths without ValuesInKeys
 	chunk      int  // keys of a chunk; 0: see Engine.shape
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
@@ -29,7 +29,7 @@ type kernel struct {
 	tile       tile
 	parts      int  // parts of an element of a query, in prefill kernels; 0: a decode kernel
 	exact      bool // queries and outputs must have the type of keys: the kernel does not round them
-	halves     bool // queries must be those of roundsQueries
+	halves     bool // roundsQueries must allow the queries
 
 	features attn.Feature // supported features
 	needs    attn.Feature // features that a problem must have
@@ -454,7 +454,7 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	return supportsKeys(op, g)
 }
 
-// spreadsIn returns the spreads of a problem, if some of kernels spread its heads.
+// spreadsIn returns the spreads of a problem if one of the kernels takes spread heads, and otherwise none.
 func spreadsIn(kernels []kernel, g *attn.Problem) spreads {
 	s := spreadsOf(g)
 	of := s.problem(*g)

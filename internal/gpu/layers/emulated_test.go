@@ -120,7 +120,7 @@ func TestEmulatedProducts(t *testing.T) {
 		t.Run(fmt.Sprint(sms), func(t *testing.T) {
 			m, d := emulatedDecoder(t, sms)
 			if d.info.Capability != groupCapability {
-				t.Skip("there are no kernels for products of operands as they are")
+				t.Skip("the GPU has no kernels of hopper.go")
 			}
 			testProduct(t, m, d, reftest.Cases(t, 8, 100), 500)
 			testLayers(t, m, d, layersOf{product: map[hopperLayout]int{}}, 3, 1000, 400, manyRows...)

@@ -20,15 +20,15 @@ const (
 	headsBlocks  = 4 // of a multiprocessor
 )
 
-// MostHeadRows is the most rows of a HeadLinear: with more rows, the launches of tensor cores for each head take less time.
+// MostHeadRows is the largest number of rows of a HeadLinear. With more rows, a launch of tensor cores for each head takes less time.
 const MostHeadRows = 256
 
 // HeadLinear is the operands of linear layers by heads, all in one launch. For each row and head h
 //
-//	Y[h] = X[h] W[h]^T, and behind it the Rest elements that are behind X[h]
+//	Y[h] = X[h] W[h]^T, followed by the Rest elements that follow X[h]
 //
-// X and Y are float32: head h of row r begins at element XRow*r + XHead*h of X, and so of Y. W is (Heads*Out, In), of float16 or
-// bfloat16. In is a multiple of 4, and W begins at a multiple of 16 bytes. Y is not X.
+// X and Y are float32. Head h of row r begins at element XRow*r + XHead*h of X, and YRow*r + YHead*h of Y. W is (Heads*Out, In), of float16 or
+// bfloat16. In is a multiple of 4, and W begins at a multiple of 16 bytes. X and Y share no memory.
 type HeadLinear struct {
 	Rows, Heads, In, Out, Rest int
 	XRow, XHead, YRow, YHead   int
@@ -85,7 +85,7 @@ func (d *Engine) HeadLinear(s *cuda.Stream, o *HeadLinear) error {
 		x: o.X.Address(), w: o.W.Address(), y: o.Y.Address(), rows: int32(o.Rows), heads: int32(o.Heads), in: int32(o.In), out: int32(o.Out), rest: int32(o.Rest),
 		xRow: int32(o.XRow), xHead: int32(o.XHead), yRow: int32(o.YRow), yHead: int32(o.YHead),
 	}
-	// A wave of thread blocks.
+	// One wave of thread blocks.
 	items := o.Heads * attn.Ceil(o.Rows, headsRows)
 	p.sharers = int32(min(attn.Ceil(o.Out, headsThreads/32*headsEach), max(1, headsBlocks*d.info.Multiprocessors/items)))
 	d.args.Reset()

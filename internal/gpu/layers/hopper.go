@@ -29,7 +29,8 @@ const (
 	hopperLists   = mostParts + 1
 )
 
-// leastHopper is the least number of rows of a product: fewer do not fill a pair of tiles. mostHopper is the most, as kernels count tiles.
+// leastHopper is the least number of rows of a product: with fewer, one tile of a pair is empty. mostHopper is the largest number that kernels
+// can count.
 const leastHopper, mostHopper = hopperRows + 1, 1 << 30
 
 // hopperKernels are the kernels for a type.
@@ -38,7 +39,7 @@ type hopperKernels struct {
 	product map[hopperLayout]*cuda.Function
 }
 
-// hopperLayout says of which operands the transpose is in memory, and whether two parts are a gated unit.
+// hopperLayout says whether the transpose of A or of B is in memory, and whether two parts are a gated unit.
 type hopperLayout struct{ a, b, gate bool }
 
 // columns returns the columns of C in a tile.
@@ -119,21 +120,21 @@ type hopperRoundParams struct {
 // hopperLaunch is a launch of products.
 type hopperLaunch struct {
 	kernel        *cuda.Function
-	blocks, tiles int     // tiles: pairs of them
-	slices        int     // of k
+	blocks, tiles int     // tiles: pairs of tiles
+	slices        int     // of a sum of k products
 	cost          float64 // microseconds
 }
 
-// partials returns how many sums of slices thread blocks hand to others.
+// partials returns the number of tiles of partial sums: those of all slices but a tile's last one, whose thread block adds them.
 func (l *hopperLaunch) partials() int { return hopperPair * l.tiles * (l.slices - 1) }
 
-// scratch returns how many float32 the sums of slices take, with their flags.
+// scratch returns the number of float32 of the partial sums and their flags.
 func (l *hopperLaunch) scratch() int {
 	n := l.partials()
 	return n*hopperPartial + attn.Ceil(n, 4)*4
 }
 
-// flags returns the flags; no buffer if there are none.
+// flags returns the flags of the partial sums; without partial sums, no buffer.
 func (l *hopperLaunch) flags(of gpu.Memory) gpu.Memory {
 	n := l.partials()
 	if n == 0 {
@@ -142,13 +143,13 @@ func (l *hopperLaunch) flags(of gpu.Memory) gpu.Memory {
 	return elementsFrom(of, n*hopperPartial, n)
 }
 
-// hopperFor reports whether products of m rows have kernels.
+// hopperFor reports whether there are kernels for products with m rows.
 func (d *Engine) hopperFor(t attn.DType, m int, layout hopperLayout) bool {
 	_, ok := hopperLayouts[t][layout]
 	return ok && d.info.Capability == groupCapability && m >= d.leastHopper && m <= mostHopper && d.info.SharedPerBlockMost >= hopperShared && d.info.Multiprocessors >= hopperPair
 }
 
-// hopperLaunchOf returns the launch of products of m rows and some columns, of k elements.
+// hopperLaunchOf returns the launch of products with m rows, sums over k elements, and the columns of parts.
 func (d *Engine) hopperLaunchOf(t attn.DType, layout hopperLayout, m, k int, parts []LinearPart) (l hopperLaunch, err error) {
 	kernels, err := d.hopperOf(t)
 	if err != nil {
@@ -184,10 +185,10 @@ const (
 	mostSlices   = 8
 	mostPartials = 1 << 25 // float32
 
-	// Costs in steps: the ends of a tile; and, of several slices, a launch that adds their sums, and a slice.
+	// Costs in steps: of the beginning and the end of a tile, and of several slices: of their addition, and of each slice.
 	sliceEnds, sliceMeeting, sliceSums = 3, 7, 5
 
-	// Microseconds of a step, and in gated units, relative to those of persistentStep.
+	// Estimated microseconds of a step, alone and in gated units, on the scale of persistentStep.
 	hopperStep, hopperGates = 0.65, 0.57
 )
 
@@ -316,8 +317,8 @@ func (d *Engine) multiplies(o *Linear) (bool, error) {
 	return l.cost*d.hopperTime <= gemm.cost, err
 }
 
-// asProduct returns o as a product of hopper.go, its launch, and the number of float32 of scratch memory. The operands of x come first, as
-// those of a gemmLaunch.
+// asProduct returns o as a product of hopper.go, the launch, and the number of float32 of scratch memory. The operands of x are at the
+// beginning of the scratch memory, as those of a gemmLaunch.
 func (d *Engine) asProduct(o *Linear) (p *hopperProduct, l hopperLaunch, n int, err error) {
 	t, r := o.Products, scratch{of: o.Scratch}
 	if t == 0 {
@@ -353,7 +354,7 @@ func (d *Engine) queueProduct(s *cuda.Stream, o *Linear) error {
 			lists = append(lists, Convert{N: o.Parts[i].Out * o.In, X: o.Parts[i].W, Y: p.parts[i].W})
 		}
 	}
-	operands := o.Norm != nil || p.a.DType == attn.Float16 // rows of float16 have factors
+	operands := o.Norm != nil || p.a.DType == attn.Float16 // float16 has factors of rows
 	if !operands {
 		lists = append(lists, Convert{N: o.Rows * o.In, X: o.X, Y: p.a})
 	}

@@ -36,8 +36,8 @@ type Linear struct {
 
 	Activation attn.Activation
 	// RoundX lets the launch round norm(x) to the type of W, or to float16 if W is packed, if that is faster: for 17 rows and more of
-	// 16-bit weights, see [Engine.choose], and 5 and more of packed ones. Rows of float16 are scaled by powers of two first, so that none overflows. The
-	// sums, b, f and the residual stay float32.
+	// 16-bit weights, see [Engine.choose], and for 5 and more of packed ones. Rows of float16 are scaled by powers of two first, so that none
+	// overflows. The sums, b, f and the residual stay float32.
 	//
 	// An element of y, before f, is then off by at most 2^-11 (float16) or 2^-8 (bfloat16) of the sum of |norm(x)|
 	// |W|. Without RoundX each element of norm(x) is the sum of two parts of W's type, and the bound is 2^-18 or

@@ -125,7 +125,7 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 	return nil
 }
 
-// mostLogitsOfProducts is mostRoundedLogits for the kernels of hopper.go, which need no transposes, but logits in 16 bits.
+// mostLogitsOfProducts is mostRoundedLogits for kernels of hopper.go, which need logits in 16 bits and no transposes.
 const mostLogitsOfProducts = mostLogits / 5 * 4
 
 // multipliesLoss reports whether o has products of hopper.go.
@@ -133,7 +133,7 @@ func (d *Engine) multipliesLoss(o *Loss) bool {
 	return o.rounds() && o.Products == attn.BFloat16 && d.hopperFor(o.Products, o.Rows, hopperLayout{})
 }
 
-// lossProducts is the memory of the pieces of a Loss that multiplies.
+// lossProducts is the scratch memory of the pieces of a Loss for which multipliesLoss holds.
 type lossProducts struct {
 	x, w, logits, grads gpu.Memory // x and w in 16 bits; logits, and their gradient in 16 bits
 	slices              gpu.Memory // as hopperProduct.scratch
@@ -176,7 +176,7 @@ func (d *Engine) lossProductsOf(o *Loss) (r lossProducts, err error) {
 	return r, nil
 }
 
-// productsOfLoss queues a checked Loss that multiplies.
+// productsOfLoss queues a checked Loss for which multipliesLoss holds.
 func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 	r, err := d.lossProductsOf(o)
 	if err != nil {

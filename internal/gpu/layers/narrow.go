@@ -12,8 +12,8 @@ import (
 )
 
 // Linear layers whose weights have 8 or 4 bits. A launch makes operands of up to 64 rows of x, and one launch for each part of the layer
-// reads its weights once. On 9.0, layers of few rows are launches by clusters (narrow_few.go), without operands. A norm has a launch of its
-// own, and so has a gate or an activation that no kernel of a linear layer computes.
+// reads its weights once. On 9.0, a layer of up to fewColumns columns of operands is a launch by clusters (narrow_few.go), which reads x
+// itself. A norm has a launch of its own, and so has a gate or an activation that no kernel of a linear layer computes.
 
 // Modules with the kernels. GPUs of 9.0 have kernels of their own.
 const narrowUnit, narrowHopperUnit = "narrow", "narrow_hopper"
@@ -32,11 +32,10 @@ const (
 
 	narrowMost = 64 // columns of operands
 
-	// Of kernels for 9.0: threads of those with warp groups; stages behind those of a full ring that come to the L2 cache before the launch
-	// waits for the one ahead; stages before the end where the next launch may start: more than there are, so that it starts at once.
-	narrowGroupThreads = (16 + 4) * 32
-	narrowAhead        = 8
-	narrowLate         = 1000
+	// Of kernels for 9.0.
+	narrowGroupThreads = (16 + 4) * 32 // of kernels with warp groups
+	narrowAhead        = 8             // stages behind those of a full ring that are prefetched to the L2 cache before the launch ahead has ended
+	narrowLate         = 1000          // stages before the last one where the next launch may start: there are fewer, so that launch starts at once
 )
 
 // narrowColumns are the columns of operands that the kernels have. narrowBlocks are thread blocks of a multiprocessor, and narrowShares the

@@ -7,7 +7,8 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Layers of few rows with weights of 8 and 4 bits: clusters whose thread blocks share the columns of W (kernels/gemm_narrow_few.cuh).
+// Linear layers with weights of 8 and 4 bits, of up to fewColumns columns of operands: clusters whose thread blocks share the columns of W
+// (kernels/gemm_narrow_few.cuh).
 
 // Constants of the kernels.
 const (
@@ -24,17 +25,17 @@ const (
 	fewLeast    = 4       // fewest: there are four producers, each of which has every fourth stage
 	fewMeeting  = 8 << 10 // cost of the end of a tile, in bytes of weights of a block
 	fewOperands = 8       // bytes of weights that cost as much as an element of x
-	fewGain     = 16      // a smaller cluster must cost less by so large a part: its copies are shorter
+	fewGain     = 16      // a smaller cluster, whose copies are shorter, must cost less by the 16th part
 )
 
-// fewHigh are the rows of W of a job, and fewTeams the teams of warps that have stages in turn. A slot of the ring always has stages of
-// one team: a team that is a round ahead of another would take the end of an older round for that of its own.
+// fewHigh are the rows of W of a job, and fewTeams the teams of warps that take stages in turn. A slot of the ring has stages of one team
+// alone: a team that is a round ahead of another one would mistake the end of an older round for that of its own.
 var (
 	fewHigh  = [...]int{64, 32}
 	fewTeams = [...]int{2, 1}
 )
 
-// configureFew chooses the launch by clusters of a part with some columns of operands, if there is one.
+// configureFew chooses the launch by clusters for a part. ok reports whether there is one.
 func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err error) {
 	if !d.narrowGroups() || columns > fewColumns {
 		return false, nil
@@ -100,7 +101,7 @@ func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (s
 	return rest + stages*stage, stages
 }
 
-// fewRows queues a launch by clusters for rows of x from one row on. d.mu is held.
+// fewRows queues a launch by clusters for the rows of x from number `row` on. d.mu is held.
 func (d *Engine) fewRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
 	rows := min(p.rows, o.Rows-row)
 	a := l.arguments(o, p, row, rows)

@@ -35,7 +35,7 @@ func checkProducts(op string, to attn.DType) error {
 // rounds reports whether o has products of rounded numbers.
 func (o *Linear) rounds() bool { return o.Products != 0 && canRound(o.Products, o.In) }
 
-// checkProducts returns an error if Products is no type of 16 bits, or w is not float32.
+// checkProducts returns an error unless Products is 0, or a type of 16 bits and all weights are float32.
 func (o *Linear) checkProducts(op string) error {
 	if o.Products == 0 {
 		return nil
@@ -121,7 +121,7 @@ func (o *Product) asLinear() (in *Linear, apart int) {
 // hopperLayout returns how the operands of o lie in memory.
 func (o *Product) hopperLayout() hopperLayout { return hopperLayout{a: o.Transposed, b: true} }
 
-// untransposed reports whether the kernels of hopper.go multiply the operands of o as they are.
+// untransposed reports whether kernels of hopper.go compute o, without transposes in memory.
 func (d *Engine) untransposed(o *Product) bool {
 	row := o.K
 	if o.Transposed {
@@ -139,7 +139,7 @@ func (d *Engine) aligned(o *Product) bool {
 	return at%16 == 0
 }
 
-// asHopper returns o as a product of hopper.go, its launch, and the number of float32 of scratch memory.
+// asHopper returns o as a product of hopper.go, the launch, and the number of float32 of scratch memory.
 func (d *Engine) asHopper(o *Product) (p *hopperProduct, l hopperLaunch, n int, err error) {
 	r := scratch{of: o.Scratch}
 	p = &hopperProduct{m: o.M, k: o.K, wide: o.K, layout: o.hopperLayout(), plus: o.Plus}

@@ -6,20 +6,20 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// RoundedProducts is the operands of a product of gradients of linear layers of one x, of which DY is the gradient of the output of one
-// layer, as [Rounding] leaves it. Scratch has as many elements as [Engine.RoundedXScratch] or [Engine.RoundedWScratch] returns.
+// RoundedProducts is the operands of a product in the gradients of linear layers of one x. DY is the gradient of the output of one layer, as
+// [Rounding] stores the gradient. Scratch has as many elements as [Engine.RoundedXScratch] or [Engine.RoundedWScratch] returns.
 type RoundedProducts struct {
 	Rows, In                     int
 	Outs                         []int // of all layers
 	Layer                        int
 	Products                     attn.DType
-	DY, With, Plus, Out, Scratch gpu.Memory // With: w, or x
+	DY, With, Plus, Out, Scratch gpu.Memory // With: w for the gradient of x, and x for that of w
 	Norm                         *Norm      // of x; nil: none
 }
 
 func (o *RoundedProducts) out() int { return o.Outs[o.Layer] }
 
-// inHalves reports whether the gradients of the outputs are in 16 bits: if the kernels of hopper.go take all products.
+// inHalves reports whether [Rounding] stores 16 bits: kernels of hopper.go then compute all products of the layers.
 func (d *Engine) inHalves(o *RoundedProducts) bool {
 	for _, out := range o.Outs {
 		toX := Product{M: o.Rows, N: o.In, K: out, Products: o.Products}
@@ -53,7 +53,7 @@ func (d *Engine) halvesToW(o *RoundedProducts) (hopperProduct, hopperLaunch, int
 	return d.ofHalves(o, hopperProduct{m: o.out(), k: o.Rows, layout: hopperLayout{a: true, b: true}}, o.Rows*o.In)
 }
 
-// checkHalves checks the operands of a product in halves.
+// checkHalves checks the operands of a product of a gradient in 16 bits.
 func (o *RoundedProducts) checkHalves(op string, with, out, need int) error {
 	if err := o.With.CheckFloats(op, "w or x", with); err != nil {
 		return err
@@ -74,8 +74,9 @@ type rowsRoundParams struct {
 	_                                [4]byte
 }
 
-// Rounding is the operands of Y, the gradient X of a layer's output for [RoundedProducts], and of Sums, over each of [SumParts] parts of its
-// rows. Sums may have no buffer. Y has the room of X. With Before, X is the gradient behind an activation of Before.
+// Rounding is the operands of a launch that stores X, the gradient of a layer's output, in Y for [RoundedProducts], and in Sums the sums over
+// each of [SumParts] parts of the rows. Sums may have no buffer. Y has as many bytes as X. With Before, X is the gradient of
+// Activation(Before), and Y that of Before.
 type Rounding struct {
 	RoundedProducts
 	Activation         attn.Activation
@@ -117,7 +118,7 @@ func (d *Engine) Rounding(s *cuda.Stream, o *Rounding) error {
 	return d.sumParts(s, o.Rows, n, o.Y, gpu.Memory{}, o.Sums)
 }
 
-// AddParts queues y, the sums of parts of n elements.
+// AddParts queues y, the sum of `parts` vectors of n elements.
 func (d *Engine) AddParts(s *cuda.Stream, parts, n int, x, y gpu.Memory) error {
 	const op = "sums of parts"
 	if err := checkLooseFloats(op, "x", &x, attn.Product(parts, n)); err != nil {
@@ -226,8 +227,8 @@ func (d *Engine) roundedW(s *cuda.Stream, o *RoundedProducts) error {
 	return d.queueHopper(s, &p, &l)
 }
 
-// operandsOf queues y, the operands of norm(x) or x in 16 bits at the beginning of the scratch memory. Factors of the rows, which are 1 in
-// bfloat16, go behind.
+// operandsOf queues y, the operands of norm(x) or x in 16 bits, which lie at the beginning of the scratch memory. Behind the operands lie
+// factors of the rows, which are 1 in bfloat16.
 func (d *Engine) operandsOf(s *cuda.Stream, o *Linear, y gpu.Memory) error {
 	if n := o.Norm; n != nil && !n.RMS && y.DType == attn.BFloat16 && o.Rows >= leastNormRows && inWarps(o.In) {
 		return d.rowsLayerNorm(s, o.Rows, o.In, o.X, y, n)

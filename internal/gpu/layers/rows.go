@@ -8,24 +8,24 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// rowsUnit is the module with the kernels of gradients of many rows, and of moves and conversions by vectors.
+// rowsUnit is the module with kernels of gradients that read and write each number once, and of moves and conversions by vectors.
 const rowsUnit = "rows"
 
-// Constants of the kernels (kernels/nodes_rows.cuh), and how many parts the rows have whose sums are added in a second launch. The parts
-// depend on the shape alone, so the bits do not depend on the GPU.
+// Constants of the kernels (kernels/nodes_rows.cuh), and of the parts of sums over rows (SumParts). The parts depend on the shape alone, so
+// bits do not depend on the GPU.
 const (
 	rowsColumns   = 128
 	rowsVectors   = 8
 	rowsOfPart    = 128
 	mostRowParts  = 64
-	leastNormRows = 512 // the least number of rows of rowsLayerNorm: fewer are a decode's, whose kernels are loaded
+	leastNormRows = 512 // the least number of rows of rowsLayerNorm: the kernels of decode steps, which have fewer rows, are loaded already
 	normBlocks    = 132
 )
 
 // rowsKernels are loaded at first use.
 type rowsKernels struct {
 	sums, round, layerNorm, slopes, convert *cuda.Function
-	norm, move                              [2]*cuda.Function // of narrow and wide rows; of 2 and 16 bytes
+	norm, move                              [2]*cuda.Function // norm: of narrow and of wide rows; move: of 2 and of 16 bytes
 	widen                                   [2]*cuda.Function // of one element and of eight
 }
 
@@ -45,7 +45,7 @@ func launchRows[P any](d *Engine, s *cuda.Stream, kernel func(*rowsKernels) *cud
 	return queueNode(d, s, kernel(d.rowsKernels), blocks, p, memory...)
 }
 
-// ColumnSums is the operands of Y, the sums over rows of X, or of X times Times, of Rows x N elements of float32. Times
+// ColumnSums is the operands of Y, the sums over rows of X or of X times Times. X has Rows x N elements of float32. Times
 // may have no buffer. Scratch has as many elements as [ColumnSums.ScratchSize] returns.
 type ColumnSums struct {
 	Rows, N              int
@@ -130,8 +130,8 @@ func fours(n int, all ...gpu.Memory) bool {
 	return n%4 == 0 && at%16 == 0
 }
 
-// NormGradient is the operands of gradients of a [Norm] of Rows x N elements: DX is the gradient of X, and DY that of the result. Sums has
-// the gradients of Gamma and of Beta, each with room for a multiple of 4 elements, or no buffer. Beta is unused. Scratch has as many
+// NormGradient is the operands of gradients of a [Norm] of Rows x N elements: DX is the gradient of X, and DY that of the result. Sums gets
+// the gradients of Gamma and of Beta, each padded to a multiple of 4 elements, and may have no buffer. Beta is unused. Scratch has as many
 // elements as [NormGradient.ScratchSize] returns.
 type NormGradient struct {
 	Norm
@@ -150,7 +150,7 @@ type rowsLayerNormParams struct {
 	dtype             int32
 }
 
-// rowsLayerNorm queues a checked layer norm of many rows.
+// rowsLayerNorm queues a checked layer norm of leastNormRows rows or more.
 func (d *Engine) rowsLayerNorm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
 	p := rowsLayerNormParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps), dtype: gpu.Code(y.DType)}
 	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.layerNorm }, attn.Ceil(rows, trainingThreads/32), &p, x, y, norm.Gamma, norm.Beta)
@@ -248,8 +248,8 @@ func (d *Engine) NormGradient(s *cuda.Stream, o *NormGradient) error {
 	return d.normSums(s, o)
 }
 
-// normSums queues the gradients of gamma and beta for rows that are not in registers: the first are the sums of dy times the norm without
-// gamma.
+// normSums queues the gradients of gamma and beta for rows that are not in registers. The gradients of gamma are sums of dy times the norm
+// without gamma.
 func (d *Engine) normSums(s *cuda.Stream, o *NormGradient) error {
 	memory := scratch{of: o.Scratch}
 	normed := memory.take(attn.Ceil(o.Rows*o.N, 4) * 4)
@@ -286,8 +286,8 @@ type rowsMoveParams struct {
 	_                              [4]byte
 }
 
-// byUnits returns the parameters of a move of units of `each` elements, if all distances are multiples of them, and addresses of 16 bytes
-// or, of single elements, of these.
+// byUnits returns the parameters of a move of units of `each` elements. ok reports whether all distances are multiples of a unit, and
+// addresses multiples of 16 bytes; single elements may have any address.
 func (o *Move) byUnits(each int) (p rowsMoveParams, ok bool) {
 	at := func(m *gpu.Memory, l *attn.Lattice) uint64 { return m.Address() + uint64(l.At*m.DType.Size()) }
 	x, y := at(&o.X, &o.From), at(&o.Y, &o.To)

@@ -43,7 +43,7 @@ func (r *scratch) takeOf(n int, t attn.DType) gpu.Memory {
 	return m
 }
 
-// align begins what is taken next at a multiple of 128 bytes: copies of lines are faster there.
+// align lets the next piece begin at a multiple of 128 bytes: kernels copy whole lines faster.
 func (r *scratch) align() { r.used = attn.Ceil(r.used, 32) * 32 }
 
 // rest returns the remaining elements.

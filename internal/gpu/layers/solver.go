@@ -118,8 +118,8 @@ func (d *Engine) SolverAdd(s *cuda.Stream, o *Solver, fresh bool) error {
 	return d.solve(s, o, "add", fresh, o.Pieces(), func(k *solverKernels) *cuda.Function { return k.add })
 }
 
-// SolverSquares queues the sums of the squares of the pieces of A + G, and the sum of these sums. Sum i of the pieces is in sum i mod
-// SolverSums, and these are added as those of a piece.
+// SolverSquares queues the sum of the squares of each piece of A + G, and the sum of all pieces' sums. The sum of piece i is added to partial
+// sum i mod SolverSums, and partial sums are added in the order within a piece.
 func (d *Engine) SolverSquares(s *cuda.Stream, o *Solver) error {
 	const op = "squares"
 	sums := o.Sums

@@ -20,7 +20,7 @@ func TestGPUTraining(t *testing.T) {
 func TestGPUProducts(t *testing.T) {
 	m, d := realDecoder(t)
 	if d.info.Capability != groupCapability {
-		t.Skip("there are no kernels for products of operands as they are")
+		t.Skip("the GPU has no kernels of hopper.go")
 	}
 	testProduct(t, m, d, enginetest.OrShort(60, 6), enginetest.OrShort(1500, 500))
 	testLayers(t, m, d, layersOf{product: map[hopperLayout]int{}}, enginetest.OrShort(30, 3), enginetest.OrShort(4104, 1000), enginetest.OrShort(1300, 400), manyRows...)
