@@ -7,8 +7,6 @@ import (
 	"testing"
 	"unsafe"
 
-	"gorgonia.org/tensor"
-
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/kvstore"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -353,11 +351,6 @@ var errFakeSupport = errors.New("the fake engine has no head dim 13")
 func SharePrefixes(t testing.TB) {
 	kvstore.PrefixBytes = 1
 	t.Cleanup(func() { kvstore.PrefixBytes = 0 })
-}
-
-func storageOf(t tensor.Dtype) attn.DType {
-	d, _ := operand.StorageType(t)
-	return d
 }
 
 // Check looks for inconsistencies: of free pages, page tables and reservations, of the numbers of their holders, and of
