@@ -7,8 +7,8 @@
 // and GROUPS consumer warp groups, of 64 rows each. The producer's first warps bring keys and
 // values, KEYS of them at a time, through a ring of STAGES; its other warps bring the queries
 // of the next output tile. A consumer issues the scores of the next KEYS keys, and the product
-// of the last weights with their values, and makes weights of the scores while these run. Behind the last
-// keys of an output tile come the first ones of the next one, which is then written.
+// of the last weights with their values, and makes weights of the scores while these run. The first scores of the next output
+// tile are issued beside the last values of an output tile, whose epilogue follows.
 // Consumers take turns at issuing products, so that one has the tensor cores while another
 // computes exponentials.
 //
@@ -102,8 +102,8 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
   __device__ static __forceinline__ int placeOf(int n) { return n & (PLACES - 1); }
   __device__ static __forceinline__ u32 parityOf(int n) { return n >> (PLACES - 1) & 1; }
 
-  // What consumers know of output tiles lies in shared memory beside their queries: loads from global memory would take longer than
-  // some steps. There are four places, since a consumer reads the one of the output tile before this one, too.
+  // Descriptions of output tiles lie in shared memory beside the queries: loads from global memory would take longer than some steps.
+  // There are four places, since a consumer reads the description of the output tile before this one, too.
   static constexpr int KNOWN = 64; // bytes
   __device__ static __forceinline__ u32 knownOf(const Shared& sh, int n) { return sh.tiles + (n & 3) * KNOWN; }
   __device__ static __forceinline__ void put(u32 to, int a, int b, int c, int d) {
@@ -196,7 +196,7 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
     }
   }
 
-  // Queries of the operands' type, of consecutive rows: a thread copies one piece of every few rows.
+  // Queries of the operands' type, of consecutive rows: a thread copies one piece of every STEP-th row.
   __device__ static __forceinline__ void bringQueries(const PrefillParams& p, const Tile& t, u32 to, int thread) {
     constexpr int PIECES = D / 8, STEP = QUERY_PRODUCERS / PIECES; // of a row; rows
     if (ANY || p.rows != nullptr || QUERY_PRODUCERS % PIECES != 0) return Rows::template bringQueries<QUERY_PRODUCERS>(p, t, to, thread);
@@ -344,7 +344,7 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
         wgmmaWait<0>();
         PipelineState before = stage;
         float shrink[2], top[2], sum[2], scale[2]; // top, sum, scale: of the output tile before this one
-        int late = 0;                              // that one is not written yet
+        int late = 0;                              // the output tile before this one is not written yet
 #pragma unroll
         for (int j = 0; j < (ROUNDED ? DV / 8 : 1); j++) more[j][0] = more[j][1] = more[j][2] = more[j][3] = 0.f;
         const auto rescale = [&] {
@@ -360,7 +360,7 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
           pinned(s);
           release(sh.keyEmpty + stage.index * 8);
           if constexpr (SCORED) {
-            // What becomes of scores is long, so its code is there once: for the first step, too.
+            // The code behind the scores is long, so there is one copy of it, for the first step, too.
             const int first = c;
 #pragma unroll 1
             for (;;) {

@@ -15,9 +15,9 @@ struct HeadGroups {
 // PrefillRows::Softmax with weights relative to a score of the row, the reference. R is a PrefillRows, EVERY says whether each step needs
 // `shrink`.
 //
-// TOGETHER: both rows have their largest scores as references, in each step. Else a row has the largest score of some step, until a score
-// is larger by more than SLACK (of base 2): so outputs are rarely multiplied. Weights of float16 have no room for larger ones. The maximum
-// of the second row comes beside the exponentials of the first row.
+// With TOGETHER, the references of both rows are their largest scores, in each step. Otherwise a row keeps the largest score of some step as
+// the reference until a score is larger by more than SLACK (to base 2), so outputs are rarely multiplied. SLACK is 0 for weights of float16,
+// which would overflow. The maximum of the second row is computed beside the exponentials of the first row.
 template <class R, int KEYS, bool EVERY, bool TOGETHER> struct PrefillWeights : R::Softmax {
   using Softmax = typename R::Softmax;
   using Math = typename R::Math;
@@ -69,12 +69,12 @@ template <class R, int KEYS, bool EVERY, bool TOGETHER> struct PrefillWeights : 
 
   // Prepares row h for another reference, and returns what is added to scores.
   template <int h> __device__ __forceinline__ float refer(float reference) {
-    const float minus = Math::lift - (reference == -LEAN_INF ? 0.f : reference * scale[h]); // nothing seen yet: no NaN from -Inf - -Inf
+    const float minus = Math::lift - (reference == -LEAN_INF ? 0.f : reference * scale[h]); // no score yet: -Inf - -Inf would be NaN
     shrink[h] = exp2_(top[h] == -LEAN_INF ? -LEAN_INF : base[h] + minus);
     base[h] = -minus;
     return minus;
   }
-  // The same where the product of the reference is rounded by more than what is lost of a weight: the reference is taken off before scores
+  // The same where rounding the product of the reference would change a weight: the reference is subtracted before scores
   // are multiplied.
   template <int h> __device__ __forceinline__ float takeOff(float (&s)[KEYS / 8][4], float reference) {
     const float off = reference == -LEAN_INF ? 0.f : reference;

@@ -1,15 +1,15 @@
-// Linear layers by heads, of few rows, in one launch: a head's rows of x have a matrix of their own, as in multi-head latent attention.
+// Linear layers by heads in one launch: each head has a matrix of its own, as in multi-head latent attention.
 //
-// A thread block has a head and up to ROWS rows of x, in shared memory. A warp has EACH output features at a time. Lanes share the input
-// features, four at a time, and at last add up what they have. x is float32 and stays so: tensor cores would need it in parts, and these
-// layers read more than they compute.
+// A thread block has a head and up to ROWS rows of x, in shared memory. A warp computes EACH output features at a time. Its lanes divide
+// the input features, four at a time, and add their sums in the end. x stays float32: tensor cores would need x in two parts, and these
+// layers take longer to read than to compute.
 #pragma once
 #include "copy.cuh"
 
 constexpr int HEADS_THREADS = 128, HEADS_ROWS = 8, HEADS_EACH = 4;
 
-// Elements of x: row r of head h begins at xRow*r + xHead*h, and has `in` elements, and `rest` behind them that are copied behind the
-// head's outputs. The same of y.
+// Row r of head h begins at element xRow*r + xHead*h of x. The row has `in` elements, and `rest` elements that are copied to y behind the
+// head's outputs. A row of y begins at yRow*r + yHead*h.
 struct HeadLinearParams {
   const float* x;
   const void* w; // (heads*out, in)
@@ -19,7 +19,8 @@ struct HeadLinearParams {
   int sharers; // thread blocks that share a head's output features
 };
 
-// A lane keeps N of its 2 N sums, gives the others to another lane, and adds what that has of those it keeps. mine: the number of the first.
+// A lane keeps N of its 2 N sums, the first of which has number `mine`. A partner gets the other N, and gives its own N sums of the same
+// numbers, which the lane adds.
 template <int N> __device__ __forceinline__ void halve(float (&sums)[HEADS_ROWS * HEADS_EACH], int& mine, int lane) {
   const bool high = lane & N;
   mine += high ? N : 0;
@@ -34,7 +35,7 @@ template <class Store> __device__ __forceinline__ void headLinear(const HeadLine
   constexpr int ROWS = HEADS_ROWS, EACH = HEADS_EACH, WARPS = HEADS_THREADS / 32, STEP = 128, TILE = HEADS_THREADS * 4; // input features: of a warp's step, and in shared memory
   __shared__ __align__(16) float x[ROWS][TILE];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int blocks = (p.rows + ROWS - 1) / ROWS, item = blockIdx.x / blocks, row = (blockIdx.x - item * blocks) * ROWS; // neighbours have the same weights
+  const int blocks = (p.rows + ROWS - 1) / ROWS, item = blockIdx.x / blocks, row = (blockIdx.x - item * blocks) * ROWS; // consecutive thread blocks have the same weights
   const int head = item / p.sharers, share = item - head * p.sharers, rows = min(ROWS, p.rows - row);
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();

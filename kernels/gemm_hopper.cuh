@@ -1,10 +1,10 @@
-// Products of many rows of 16-bit operands on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
+// Products of 16-bit operands with hundreds of rows and more, on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
 //
-// a has M rows and b N rows of K elements. In memory each is row-major (row), or its transpose is (across): tensor cores read both from
+// a has M rows and b N rows of K elements. In memory an operand is row-major, or its transpose is (ACROSS): tensor cores read both from
 // shared memory, so gradients need no transposes. A tile is 128 rows of a by 192 of b. Two thread blocks are a cluster, which walks pairs
-// of tiles with the same rows of b: each block brings half of these rows for both.
+// of tiles with the same rows of b: each block copies half of the rows for both.
 //
-// A producer warp brings steps of 64 of k through a ring. Each of two consumer warp groups has tiles of its own, every second one: while
+// A producer warp copies steps of 64 elements of k to a ring. Each of two consumer warp groups has tiles of its own, every second one: while
 // one multiplies, the other one stores its sums.
 //
 // If tiles do not fill the GPU, k is cut into slices. All tiles have a slice before the next slice begins, so thread blocks that run at
@@ -16,14 +16,14 @@
 constexpr int HOPPER_THREADS = 384;
 constexpr int HOPPER_ROWS = 128, HOPPER_COLUMNS = 192; // of a tile: rows of a and of b
 constexpr int HOPPER_PAIR = 2;                         // thread blocks of a cluster
-constexpr int HOPPER_GROUP = 8;                        // pairs of tiles of a's rows that tiles of b are walked with
+constexpr int HOPPER_GROUP = 8;                        // pairs of tiles with consecutive rows of a, for which clusters walk all rows of b
 constexpr int HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5;
 constexpr int HOPPER_PARTIAL = HOPPER_ROWS * HOPPER_COLUMNS; // floats
 
 struct HopperParams {
-  GemmParams of;   // a is x, and b the weights: what is there of keep, split, beside, stages and early is not read
-  float* partials; // HOPPER_PARTIAL for each slice of a tile but the last, and each thread block of a cluster
-  u32* flags;      // as many, 0 at first
+  GemmParams of;   // a is x, and b are the weights; keep, split, beside, stages and early are not read
+  float* partials; // HOPPER_PARTIAL for each slice of a tile but the last one, and each thread block of a cluster
+  u32* flags;      // one for each partial tile, 0 at first
   int slices;      // of k
 };
 
@@ -148,10 +148,10 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
       if (threadIdx.x == 0) letNextStart();
       consume(p, walk, ring, full, empty, warp, lane);
     }
-    clusterSync(); // the other block may still bring something, or give it back
+    clusterSync(); // the other block may still copy to this one, or signal a barrier here
   }
 
-  // One thread asks for all that the block reads.
+  // One thread issues all copies of the block.
   __device__ static __forceinline__ void produce(const HopperParams& p, const Walk& walk, u32 ring, u32 full, u32 empty) {
     constexpr int SHARE = HOPPER_COLUMNS / HOPPER_PAIR, DEEP = GEMM_STEP / HOPPER_PAIR;
     const int rank = blockIdx.x % HOPPER_PAIR;
@@ -187,8 +187,8 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
     }
   }
 
-  // What a warp group waits for until the other one has begun its last products: with fewer steps of the ring behind, the parity of a
-  // stage would be that of an earlier round.
+  // A warp group waits here until the other one has begun its last products: a warp group that is further ahead in the ring would mistake
+  // the parity of an earlier round for that of its own.
   __device__ static __forceinline__ ThreadGroup turn(int group) { return {0, GEMM_WARPS, 3 + group}; }
 
   // A stage is given back when the products of the next one are on their way.
@@ -203,7 +203,7 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
     for (int i = 0;; i++) {
       const Work work = walk.at(i);
       if (work.end == 0) break;
-      if (i % 2 != group) { // the other group's
+      if (i % 2 != group) { // the tile is the other group's
         const int to = index + work.end - work.begin;
         index = to % HOPPER_STAGES, parity ^= to / HOPPER_STAGES & 1;
         continue;

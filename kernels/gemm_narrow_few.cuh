@@ -1,9 +1,9 @@
-// Linear layers of few rows whose weights have 8 or 4 bits, by clusters, in one launch (9.0). The thread blocks of a cluster share the
-// columns of W, and a block keeps operands of its slice of x in shared memory. Producer warps fill a ring. A stage has jobs for as many
-// warps: some rows of W times a unit of columns each. At the end of a tile, the warps send their sums to the blocks of the cluster, each of
-// which finishes a part of the tile.
+// Linear layers whose weights have 8 or 4 bits, of up to 16 columns of operands, by clusters, in one launch (9.0). The thread blocks of a
+// cluster divide the columns of W, and a block keeps operands of its slice of x in shared memory. Producer warps fill a ring. A stage has
+// several jobs, one for a warp: some rows of W times a unit of columns. At the end of a tile, the warps send their sums to the blocks of the
+// cluster, and each block finishes a part of the tile.
 //
-// Before a launch waits for the one ahead, it fills its ring, and brings the weights behind these to the L2 cache.
+// Before a launch waits for the launch ahead, it fills its ring, and prefetches the weights behind those of the ring to the L2 cache.
 #pragma once
 #include "gemm_narrow.cuh"
 
@@ -12,14 +12,14 @@ constexpr int FEW_THREADS = (FEW_WARPS + 4) * 32;
 constexpr int FEW_STAGE = NARROW_CHUNKS * NARROW_STRIPS * NARROW_CHUNK; // bytes of a stage's weights
 constexpr int FEW_SHARE = 64;                // rows of W that clusters share out
 constexpr int FEW_ZEROS = 64;                // bytes of operands that are 0
-constexpr int FEW_TOGETHER = 4;              // pieces of x that a warp loads together, 8 times 32 columns each
+constexpr int FEW_TOGETHER = 4;              // pieces of x, of 8 times 32 columns, that a warp loads together
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // NT blocks of eight columns of operands.
 template <class D, int NT> struct NarrowFew {
   static constexpr int STRIPS = NT == 1 ? 4 : 2, ROWS = STRIPS * 16; // of a job. More sums would leave no registers for the next launch's blocks.
   static constexpr int JOBS = NARROW_STRIPS / STRIPS, LOG_JOBS = JOBS == 4 ? 2 : 3, JOB = FEW_STAGE / JOBS; // of a stage; bytes
-  static constexpr int TEAMS = FEW_WARPS / JOBS; // of warps: each has every so many stages
+  static constexpr int TEAMS = FEW_WARPS / JOBS; // teams of warps, which take stages in turn
   const NarrowParams& p;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
   const int ranks = 31 - __clz(p.ranks); // log2 of a cluster's blocks
@@ -357,7 +357,7 @@ template <class D, int NT> struct NarrowFew {
       }
   }
 
-  // What an output of the block's part of a tile needs besides sums.
+  // The numbers that an output of the block's part of a tile needs besides sums.
   struct Output {
     int at, o, row;
     float scale, bias, residual;
@@ -394,7 +394,7 @@ template <class D, int NT> struct NarrowFew {
   }
 
   template <int FLUSH> __device__ __forceinline__ void consume() {
-    int slot = warp / JOBS, next = slot; // the warp's next stage, from the begin of the tile
+    int slot = warp / JOBS, next = slot; // the warp's next stage, from the beginning of the tile
     u32 parity = 0, tiles = 0;
     const int job = warp % JOBS;
     while (slot >= p.stages) slot -= p.stages, parity ^= 1;
@@ -417,7 +417,7 @@ template <class D, int NT> struct NarrowFew {
       const int all = (2 * STRIPS << t.log >> ranks) * 8 * p.rows;
       const Output a = output(threadIdx.x, first, t.log);
       if (ranks > 0) barrierWait(got, tiles & 1);
-      else syncWarps(FEW_WARPS); // a block without a cluster may not send
+      else syncWarps(FEW_WARPS); // a block without a cluster sends nothing
       finish(a, t.log);
 #pragma unroll 1
       for (int i = threadIdx.x + FEW_WARPS * 32; i < all; i += FEW_WARPS * 32) finish(output(i, first, t.log), t.log);
@@ -439,7 +439,7 @@ template <class D, int NT> struct NarrowFew {
     if (threadIdx.x < NT * 8) store1(me.tops + threadIdx.x * 4, 0.f);
     if (threadIdx.x < FEW_ZEROS / 4) store1(me.zeros + threadIdx.x * 4, 0.f);
     __syncthreads();
-    if (me.ranks > 0) clusterArrive(); // a wait in a launch without clusters is one of all warps: for a producer that waits for consumers
+    if (me.ranks > 0) clusterArrive(); // in a launch without clusters the wait would be one of all warps, also of producers that wait for consumers
     if (me.warp >= FEW_WARPS) {
       fewerRegisters<48>();
       if (elected()) me.produce(me.warp - FEW_WARPS);

@@ -1,5 +1,5 @@
 // Linear layers of a batch whose weights have 8 or 4 bits, by warp groups (9.0). Producer warps fill the ring. Four warp groups decode
-// weights to left operands in registers, and multiply them by x in shared memory. Blocks share out the units as those of NarrowGemm do.
+// weights to left operands in registers, and multiply them by x in shared memory. Blocks divide the units as those of NarrowGemm do.
 #pragma once
 #include "gemm_narrow.cuh"
 #include "wgmma.cuh"

@@ -1,5 +1,5 @@
-// Entry points of products of many rows for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is row-major and a is
-// the transpose, and with _gated a gated unit; and hopper_round_<element>, which makes operands of them.
+// Entry points of products with hundreds of rows and more for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is row-major and a is
+// the transpose, and with _gated a gated unit; and hopper_round_<element>, which rounds float32 to operands.
 //
 // Needed by: prompts and training: products of hundreds of rows in mixed precision.
 #include "gemm_hopper.cuh"

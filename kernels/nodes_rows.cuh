@@ -1,5 +1,4 @@
-// Gradients of many rows, which read and write each number once: sums over rows, norms, activations. Also copies and conversions by
-// vectors.
+// Gradients that read and write each number once: sums over rows, norms, activations. Also moves and conversions by vectors of 16 bytes.
 #pragma once
 #include "nodes_training.cuh"
 
@@ -17,7 +16,7 @@ __device__ __forceinline__ float sumOfLanes(float v) {
 }
 __device__ __forceinline__ float sumOf(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
-// Adds what the warps have, in their order, and stores up to four columns.
+// Adds the sums of the warps, in the order of the warps, and stores up to four columns.
 __device__ __forceinline__ void rowsFold(float4 sum, float4 (&sums)[TRAINING_THREADS / 32][32], float* to, int most) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   sums[warp][lane] = sum;
@@ -37,7 +36,8 @@ struct RowsSumsParams {
   int aligned;            // x and times are read by four elements
 };
 
-// y = sums over the rows of each part of x times. A warp has every eighth row of a part, and the warps' sums are added in their order.
+// y: for each part of the rows, the sums of x, or of x times `times`, over the rows of the part. A warp adds every eighth row of a part. The
+// sums of the warps are added in the order of the warps.
 __device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
   constexpr int WARPS = TRAINING_THREADS / 32;
   __shared__ float4 sums[WARPS][32];
@@ -45,7 +45,7 @@ __device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
   const int column = blockIdx.x % tiles * ROWS_COLUMNS + lane * 4, most = p.n - column, first = part * p.each, end = min(p.rows, first + p.each);
   beginTraining();
   float4 sum = four(0.f);
-  // Branches lie outside of the loop, so that its loads are queued together.
+  // The loop has no branches, so loads of several rows are in flight together.
   const auto add = [&](auto load) {
 #pragma unroll 8
     for (int r = first + warp; r < end; r += WARPS) sum = sum + load((long long)r * p.n + column);
@@ -65,7 +65,7 @@ struct RowsRoundParams {
   int rows, n, each, type, activation;
 };
 
-// y = x times f'(before), rounded to nearest, and the sums over the rows of each part, as those of rowsSums. Without before y = x.
+// y = x times f'(before), rounded to nearest, and the sums over the rows of each part, as rowsSums computes them. Without before, y = x.
 __device__ __forceinline__ void rowsRound(const RowsRoundParams& p) {
   constexpr int WARPS = TRAINING_THREADS / 32;
   __shared__ float4 sums[WARPS][32];
@@ -107,7 +107,7 @@ struct RowsNormParams {
   float eps, offset;
 };
 
-// What trainingNorm computes, and sums for the gradients of gamma and beta. A row is a warp's, or with WIDE a thread block's, and stays in
+// The results of trainingNorm, and sums for the gradients of gamma and beta. A warp, or with WIDE a thread block, keeps a row in
 // registers. n is a multiple of 4.
 template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormParams& p) {
   constexpr int SHARERS = WIDE ? TRAINING_THREADS : 32, WARPS = TRAINING_THREADS / 32;
@@ -130,7 +130,7 @@ template <bool WIDE> __device__ __forceinline__ void rowsNorm(const RowsNormPara
     }
   };
   const long long first = WIDE ? blockIdx.x : blockIdx.x * WARPS + warp, step = WIDE ? gridDim.x : gridDim.x * WARPS;
-  float4 nextX[ROWS_VECTORS], nextDY[ROWS_VECTORS]; // on their way while a row is computed
+  float4 nextX[ROWS_VECTORS], nextDY[ROWS_VECTORS]; // loaded while a row is computed
   const auto bring = [&](long long row) {
     if (row < p.rows) each([&](int i, int at) { nextX[i] = *(const float4*)(p.x + row * p.n + at), nextDY[i] = *(const float4*)(p.dy + row * p.n + at); });
   };
@@ -199,7 +199,7 @@ struct RowsLayerNormParams {
   int type; // of y: float32, or rounded to 16 bits
 };
 
-// y = (x - mean) / sqrt(variance + eps) * gamma + beta. A row is a warp's and stays in registers. n is a multiple of 4, at most 1024.
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta. A warp keeps a row in registers. n is a multiple of 4, at most 1024.
 __device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
   const int lane = threadIdx.x % 32;
   const long long row = blockIdx.x * (TRAINING_THREADS / 32) + threadIdx.x / 32;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
   });
 }
 
-// What trainingSlopes computes, by four elements: widths, steps and addresses are multiples of them.
+// The results of trainingSlopes, by four elements: widths, steps and addresses are multiples of four elements.
 __device__ __forceinline__ void rowsSlopes(const TrainingSlopeParams& p) {
   const long long n = ((long long)blockIdx.x * TRAINING_THREADS + threadIdx.x) * 4;
   beginTraining();
@@ -241,7 +241,7 @@ __device__ __forceinline__ void rowsSlopes(const TrainingSlopeParams& p) {
     *(float4*)(p.dtimes + at) = dy * float4{activatedAny(p.activation, x.x), activatedAny(p.activation, x.y), activatedAny(p.activation, x.z), activatedAny(p.activation, x.w)};
 }
 
-// What trainingConvert computes between types of different sizes, by eight elements. Addresses are multiples of 16 bytes.
+// The results of trainingConvert between types of different sizes, by eight elements. Addresses are multiples of 16 bytes.
 __device__ __forceinline__ void rowsConvert(const TrainingConvertParams& p) {
   const long long at = ((long long)blockIdx.x * TRAINING_THREADS + threadIdx.x) * 8;
   beginTraining();
@@ -274,7 +274,7 @@ struct RowsMoveParams {
   int type;                        // of elements of x, for rowsWiden
 };
 
-// Where a thread's unit `at` of a move lies.
+// The place of a thread's unit number `at` of a move.
 struct RowsMoved {
   u32 from, to;
   __device__ __forceinline__ RowsMoved(const RowsMoveParams& p, u32 at) {

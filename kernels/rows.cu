@@ -1,4 +1,4 @@
-// Entry points of gradients of many rows, and of copies and conversions by vectors.
+// Entry points of gradients that read and write each number once, and of moves and conversions by vectors.
 //
 // Needed by: training, and moves of nn.
 #include "nodes_rows.cuh"
