@@ -43,27 +43,39 @@ func pointer(at, key string) string {
 	return at
 }
 
-// compile returns the program of a schema, and the entry of the schema.
-func compile(root *value, v *Vocabulary) (*program, int32, error) {
-	b := &builder{program: newProgram(), root: root, entries: map[*value]int32{}}
+func newBuilder() *builder { return &builder{program: newProgram(), entries: map[*value]int32{}} }
+
+// document makes the rules of a document, and returns the entry of its schema.
+func (b *builder) document(root *value) (int32, error) {
+	b.root = root
 	entry := b.schema(root, "#")
 	for len(b.todo) > 0 && !b.full() {
 		p := b.todo[0]
 		b.todo = b.todo[1:]
 		if err := b.fill(p); err != nil {
-			return nil, 0, err
+			return 0, err
 		}
 	}
+	return entry, nil
+}
+
+// compile returns the schema of an entry. No rules are added behind it.
+func (b *builder) compile(entry int32, v *Vocabulary) (*Schema, error) {
 	if err := b.finish(v); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	switch {
 	case b.need[entry] > mostDepth:
-		return nil, 0, fail("#", "no value of at most %d levels satisfies the schema", mostDepth)
+		return nil, fail("#", "no value of at most %d levels satisfies the schema", mostDepth)
 	case b.spelled[entry] > mostDepth:
-		return nil, 0, refuse("#", "the tokenizer lacks tokens of single characters, without which no value of the schema can be written")
+		return nil, refuse("#", "the tokenizer lacks tokens of single characters, without which no value of the schema can be written")
 	}
-	return b.program, entry, nil
+	s := &Schema{program: b.program, vocabulary: v, path: make([]*state, v.longest+1)}
+	s.forget()
+	c := s.closure()
+	c.visit(entry, nil)
+	s.start = s.intern(c)
+	return s, nil
 }
 
 // schema returns the entry of a schema.

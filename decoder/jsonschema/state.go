@@ -27,16 +27,12 @@ func (v *Vocabulary) Compile(schema []byte) (*Schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, entry, err := compile(root, v)
+	b := newBuilder()
+	entry, err := b.document(root)
 	if err != nil {
 		return nil, err
 	}
-	s := &Schema{program: p, vocabulary: v, path: make([]*state, v.longest+1)}
-	s.forget()
-	c := s.closure()
-	c.visit(entry, nil)
-	s.start = s.intern(c)
-	return s, nil
+	return b.compile(entry, v)
 }
 
 // state is where a text may be: a set of positions.

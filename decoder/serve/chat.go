@@ -45,19 +45,6 @@ type delta struct {
 	Calls   []toolCall `json:"tool_calls,omitempty"`
 }
 
-// toolCall is a call of a tool in an answer.
-type toolCall struct {
-	Index    *int         `json:"index,omitempty"` // in an event
-	ID       string       `json:"id"`
-	Type     string       `json:"type"`
-	Function toolFunction `json:"function"`
-}
-
-type toolFunction struct {
-	Name      string `json:"name"`
-	Arguments string `json:"arguments"`
-}
-
 type chatLogProbs struct {
 	Content []tokenLogProb `json:"content"`
 	Refusal *string        `json:"refusal"`
@@ -81,7 +68,8 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	c := s.newCommon()
 	c.request.Ends = s.ends
 	var messages []chat.Message
-	var tools []json.RawMessage
+	var tools tools
+	var choice json.RawMessage
 	probabilities, top, most := false, 0, 0
 	fields := c.fields(s)
 	fields["messages"] = func(raw json.RawMessage) (err error) {
@@ -99,6 +87,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 		tools, err = s.readTools(raw)
 		return err
 	}
+	fields["tool_choice"] = func(raw json.RawMessage) error { choice = raw; return nil }
 	fields["metadata"] = ignored[map[string]string]()
 	fields["store"] = only("false")
 	fields["service_tier"] = only(`"auto"`)
@@ -106,23 +95,31 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	if err := fields.read(body, ""); err != nil {
 		return err
 	}
+	call, err := s.choose(&tools, choice)
 	switch {
+	case err != nil:
+		return err
 	case messages == nil:
 		return wrong("messages", "the field is missing")
 	case most > 0 && c.request.Tokens > 0:
 		return wrong("max_completion_tokens", "max_tokens is given, too")
 	case top > 0 && !probabilities:
 		return wrong("top_logprobs", "logprobs is not true")
-	case c.schema != nil && tools != nil:
+	case c.schema != nil && tools.list != nil:
 		return wrong("response_format", "tools are given, too, and a call of a tool is no JSON of the format")
+	case call != nil && c.request.Stop != nil:
+		return wrong("stop", "tool_choice asks for a call, which a text of stop would cut")
 	case c.schema != nil && c.request.Stop != nil:
 		return wrong("stop", "response_format asks for JSON, which a text of stop would cut")
+	}
+	if call != nil {
+		c.schema = call
 	}
 	c.request.Tokens = max(c.request.Tokens, most)
 	if probabilities {
 		c.logprobs = top
 	}
-	prompt, err := s.conversation(messages, tools)
+	prompt, err := s.conversation(messages, tools.list)
 	if err != nil {
 		return err
 	}
@@ -143,9 +140,9 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 			e := answer
 			choice := chatChoice{Index: index, Delta: &delta{}, FinishReason: p.finish}
 			text := p.text
-			if tools != nil {
+			if tools.list != nil {
 				var calls []chat.ToolCall
-				if text, calls = answers[index].add(p, tools); calls != nil {
+				if text, calls = answers[index].add(p, tools.list); calls != nil {
 					choice.Delta.Calls, choice.FinishReason = toolCalls(calls, true), &finishCalls
 				}
 			}
@@ -175,7 +172,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 	for _, x := range all {
 		text := x.text.String()
 		choice := chatChoice{Index: x.index, Message: &answered{Role: "assistant", Content: &text}, FinishReason: &x.finish}
-		if before, calls := chat.FindCalls(text, tools); calls != nil {
+		if before, calls := chat.FindCalls(text, tools.list); calls != nil {
 			choice.Message.Calls, choice.FinishReason = toolCalls(calls, false), &finishCalls
 			if choice.Message.Content = nil; before != "" {
 				choice.Message.Content = &before
@@ -187,71 +184,6 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, body []byte) error
 		answer.Choices = append(answer.Choices, choice)
 	}
 	return writeJSON(w, answer)
-}
-
-var finishCalls = "tool_calls"
-
-// unsent is an answer that may have calls of tools. What comes before calls is sent at once, and the rest at the end.
-type unsent struct {
-	text string
-	sent int // bytes
-}
-
-// add adds a piece, and returns the text that is to be sent. calls are those of the whole answer, at the end.
-func (u *unsent) add(p *piece, tools []json.RawMessage) (text string, calls []chat.ToolCall) {
-	u.text += p.text
-	to := max(u.sent, chat.CallsFrom(u.text))
-	if p.finish != nil {
-		if _, calls = chat.FindCalls(u.text, tools); calls == nil {
-			to = len(u.text)
-		}
-	}
-	text = u.text[u.sent:to]
-	u.sent = to
-	return text, calls
-}
-
-// toolCalls returns calls as an answer or an event has them.
-func toolCalls(calls []chat.ToolCall, event bool) (all []toolCall) {
-	for i, c := range calls {
-		t := toolCall{ID: newID("")[:9], Type: "function", Function: toolFunction{c.Name, string(c.Arguments)}} // Mistral's templates want nine letters and digits
-		if event {
-			t.Index = &i
-		}
-		all = append(all, t)
-	}
-	return all
-}
-
-// readTools reads tools as the template has them.
-func (s *Server) readTools(raw json.RawMessage) (tools []json.RawMessage, err error) {
-	if err := json.Unmarshal(raw, &tools); err != nil {
-		return nil, wrong("tools", "%s is no list", short(raw))
-	}
-	if len(tools) == 0 {
-		return nil, wrong("tools", "the list is empty")
-	}
-	if !s.takesTools {
-		return nil, wrong("tools", "the model's chat template has no place for tools")
-	}
-	for i, tool := range tools {
-		at := fmt.Sprintf("tools[%d]", i)
-		name, function := "", false
-		err := members{
-			"type": only(`"function"`),
-			"function": func(raw json.RawMessage) error {
-				function = true
-				return members{"name": into(&name), "description": ignored[string](), "parameters": ignored[map[string]json.RawMessage](), "strict": only("false")}.read(raw, at+".function")
-			},
-		}.read(tool, at)
-		if err == nil && (!function || name == "") {
-			err = wrong(at, "function.name is missing")
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return tools, nil
 }
 
 func (s *Server) chatLogProbs(pieces []piece, top int) *chatLogProbs {

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"encoding/json"
+	"fmt"
 	"sync"
 
 	"gorgonia.org/leanattention/decoder/jsonschema"
@@ -10,7 +11,7 @@ import (
 // mostSchemas is the most compiled schemas that are kept for later requests.
 const mostSchemas = 8
 
-// formats compiles the schemas of response_format.
+// formats compiles the schemas of response_format and of calls.
 type formats struct {
 	vocabulary func() *jsonschema.Vocabulary // made at first use
 
@@ -31,6 +32,20 @@ func (s *Server) newFormats() formats {
 
 // compile returns a compiled schema.
 func (f *formats) compile(text string) (*jsonschema.Schema, error) {
+	return f.keep(text, func(v *jsonschema.Vocabulary) (*jsonschema.Schema, error) { return v.Compile([]byte(text)) })
+}
+
+// compileCall returns the compiled schema of a call of a function.
+func (f *formats) compileCall(functions []jsonschema.Function) (*jsonschema.Schema, error) {
+	text := "calls" // no schema
+	for _, g := range functions {
+		text += fmt.Sprintf(" %q %d %s", g.Name, len(g.Parameters), g.Parameters)
+	}
+	return f.keep(text, func(v *jsonschema.Vocabulary) (*jsonschema.Schema, error) { return v.CompileCall(functions) })
+}
+
+// keep returns the schema of a text, and compiles the schema if none is kept.
+func (f *formats) keep(text string, compile func(*jsonschema.Vocabulary) (*jsonschema.Schema, error)) (*jsonschema.Schema, error) {
 	f.mu.Lock()
 	for i, k := range f.kept {
 		if k.text == text {
@@ -40,7 +55,7 @@ func (f *formats) compile(text string) (*jsonschema.Schema, error) {
 		}
 	}
 	f.mu.Unlock()
-	schema, err := f.vocabulary().Compile([]byte(text))
+	schema, err := compile(f.vocabulary())
 	if err != nil {
 		return nil, err
 	}

@@ -448,7 +448,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request, _ []byte) error 
 func (s *Server) tokenize(w http.ResponseWriter, _ *http.Request, body []byte) (err error) {
 	var prompt string
 	var messages []chat.Message
-	var tools []json.RawMessage
+	var tools tools
 	given := false
 	err = members{
 		"model": s.isModel,
@@ -470,14 +470,14 @@ func (s *Server) tokenize(w http.ResponseWriter, _ *http.Request, body []byte) (
 		return err
 	case given == (messages != nil):
 		return wrong("prompt", "want one of prompt and messages")
-	case tools != nil && messages == nil:
+	case tools.list != nil && messages == nil:
 		return wrong("tools", "messages is missing")
 	case messages != nil && s.templates == nil:
 		return wrong("messages", "the model has no chat template")
 	}
 	var ids []int
 	if messages != nil {
-		ids, err = s.conversation(messages, tools)
+		ids, err = s.conversation(messages, tools.list)
 	} else {
 		ids, err = s.encode("prompt", prompt, tokenizer.Options{})
 	}
