@@ -5,12 +5,7 @@
 
 #include "go_asm.h"
 #include "textflag.h"
-
-// Instructions that the Go assembler has no name for: see neon_arm64.h of internal/cpu/attention.
-#define vector3(op, m, n, d) WORD $((op) | (m)<<16 | (n)<<5 | (d))
-#define fadd(m, n, d) vector3(0x4E20D400, m, n, d)  // fadd  vd.4s, vn.4s, vm.4s
-#define fmla(m, n, d) vector3(0x4E20CC00, m, n, d)  // fmla  vd.4s, vn.4s, vm.4s: d + n m
-#define faddp(m, n, d) vector3(0x6E20D400, m, n, d) // faddp vd.4s, vn.4s, vm.4s: sums of neighbours, n's first
+#include "neon_arm64.h"
 
 // Row r and stream s have their sums in V(8r+s) and V(8r+4+s). The arguments are at R0, streams of weights at R4 to
 // R7, rows of x at R9 to R11, and R2 counts the terms that are left.

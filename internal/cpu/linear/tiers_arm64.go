@@ -3,6 +3,9 @@
 package linear
 
 import (
+	"runtime"
+
+	arm "golang.org/x/sys/cpu"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/weight"
@@ -16,12 +19,40 @@ var linearNEON = linearKernels{
 	},
 	rows:   3,
 	tiles:  matmul.Tiers[cpu.TierNEON],
-	blocks: &blocksNEON,
+	blocks: blocksOfNEON(),
 }
 
-// blocksNEON are the kernels in Go, but for those whose sums of float32 are in another order than that of NEON.
-var blocksNEON = func() blockKernels {
-	k := blocksGo
-	clear(k.e4m3[:])
+// blocksNEON are for every processor.
+var blocksNEON = blockKernels{
+	unpack: [weight.Formats]func(*unpackArgs){
+		weight.Int8: unpackI8NEON, weight.Q8_0: unpackQ80NEON, weight.Q4_0: unpackQ40NEON, weight.Q4_1: unpackQ41NEON,
+		weight.Q5_0: unpackQ50NEON, weight.Q5_1: unpackQ51NEON, weight.Q4_K: unpackQ4KNEON, weight.Q5_K: unpackQ5KNEON, weight.Q6_K: unpackQ6KNEON,
+		weight.Int4_32: unpackI4x32NEON, weight.Int4_64: unpackI4x64NEON, weight.Int4_128: unpackI4x128NEON,
+	},
+	round:  roundNEON,
+	expand: [blockKinds]func(*expandArgs){expandNEON, expandMinimaNEON, expandHalvesNEON},
+	one:    [blockKinds]func(*groupArgs){oneNEON, oneMinimaNEON, oneHalvesNEON},
+	row: [weight.Formats]func(*blockRowArgs){
+		weight.Int8: rowI8NEON, weight.Q8_0: rowQ80NEON, weight.Q4_0: rowQ40NEON, weight.Q4_1: rowQ41NEON, weight.Q5_0: rowQ50NEON, weight.Q5_1: rowQ51NEON,
+		weight.Int4_32: rowI4x32NEON, weight.Int4_64: rowI4x64NEON, weight.Int4_128: rowI4x128NEON,
+	},
+}
+
+// blocksDot are for processors with dot products of 8 bits (FEAT_DotProd, optional from Armv8.2 on).
+var blocksDot = func() blockKernels {
+	k := blocksNEON
+	k.one = [blockKinds]func(*groupArgs){oneDot, oneMinimaDot, oneHalvesDot}
+	k.row = [weight.Formats]func(*blockRowArgs){
+		weight.Int8: rowI8Dot, weight.Q8_0: rowQ80Dot, weight.Q4_0: rowQ40Dot, weight.Q4_1: rowQ41Dot, weight.Q5_0: rowQ50Dot, weight.Q5_1: rowQ51Dot,
+		weight.Int4_32: rowI4x32Dot, weight.Int4_64: rowI4x64Dot, weight.Int4_128: rowI4x128Dot,
+	}
 	return k
 }()
+
+// blocksOfNEON returns the kernels for the processor. Each Mac of Apple's own processors has dot products, and not each macOS says so.
+func blocksOfNEON() *blockKernels {
+	if arm.ARM64.HasASIMDDP || runtime.GOOS == "darwin" {
+		return &blocksDot
+	}
+	return &blocksNEON
+}
