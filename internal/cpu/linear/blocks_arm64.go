@@ -2,6 +2,12 @@
 
 package linear
 
+// Bytes of a set of a panelGroup, and of a panelGroup.
+const (
+	setBytes   = dotStreams * (groupElements + 2*4*groupBlocks)
+	panelBytes = panelOuts / dotStreams * setBytes
+)
+
 // The kernels have the contracts of the Go kernels of the same names in blocks_go.go, and the bits of their results. Those named
 // Dot need FEAT_DotProd. Nothing is fetched ahead.
 
@@ -124,3 +130,15 @@ func rowI4x128NEON(a *blockRowArgs)
 
 //go:noescape
 func rowI4x128Dot(a *blockRowArgs)
+
+//go:noescape
+func interleaveNEON(a *interleaveArgs)
+
+//go:noescape
+func panelDot(a *panelArgs)
+
+//go:noescape
+func panelMinimaDot(a *panelArgs)
+
+//go:noescape
+func panelHalvesDot(a *panelArgs)

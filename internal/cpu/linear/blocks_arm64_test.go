@@ -296,6 +296,76 @@ func TestBlockRowKernels(t *testing.T) {
 	}
 }
 
+// TestPanelKernels: products of rows of x and a panel have the bits of Go, in one call and in several. The rows of the panel come
+// from the tier's own kernel.
+func TestPanelKernels(t *testing.T) {
+	if unsafe.Sizeof(panelGroup{}) != panelBytes {
+		t.Fatalf("a panelGroup has %d bytes, and the assembly %d", unsafe.Sizeof(panelGroup{}), panelBytes)
+	}
+	rng := reftest.Rand(t)
+	for name, k := range blockTiers(t) {
+		for kind, panel := range k.panel {
+			if panel == nil {
+				continue
+			}
+			kind, finite := blockKind(kind), 0
+			for try := range reftest.AtLeast(24, func() bool { return finite >= 10 }) {
+				n, rows := 32*(1+rng.IntN(24)), 1+try%11
+				w := unpackedRows(t, rng, kind, n, panelOuts)
+				groups, size := len(w)/panelOuts, int(unsafe.Sizeof(w[0]))
+				packed := func(interleave func(*interleaveArgs)) unsafe.Pointer {
+					all := guardedOf[panelGroup](t, groups)
+					for set := range all[0] {
+						interleave(&interleaveArgs{dst: unsafe.Pointer(&all[0][set]), src: unsafe.Pointer(&w[dotStreams*set*groups]), srcRow: groups * size, second: secondOf[kind], groups: groups})
+					}
+					return unsafe.Pointer(&all[0])
+				}
+				x := roundedX(rng, groups*groupElements, rows)
+				step := panelOuts + rng.IntN(3)
+				got, want := guardedOf[float32](t, step*(rows-1)+panelOuts), make([]float32, step*rows)
+				for i := range want {
+					want[i] = untouched
+				}
+				args := panelArgs{
+					yRow: 4 * step, x: unsafe.Pointer(&x[0]), xRow: groups * int(unsafe.Sizeof(x[0])), rows: rows, groups: groups,
+					partial: unsafe.Pointer(&guardedOf[[panelPartial]byte](t, rows)[0]), fetch: uintptr(rng.Uint64()), lines: 1,
+				}
+				whole := args
+				whole.y, whole.w = unsafe.Pointer(&want[0]), packed(blocksGo.interleave)
+				blocksGo.panel[kind](&whole)
+				args.y, args.w = unsafe.Pointer(&got[0]), packed(k.interleave)
+				for at := 0; at < groups; {
+					part := args
+					part.groups, part.more, part.unfinished = 1+rng.IntN(groups-at), at, groups
+					part.w, part.x = unsafe.Add(args.w, at*panelBytes), unsafe.Add(args.x, at*int(unsafe.Sizeof(x[0])))
+					if at += part.groups; at == groups {
+						part.unfinished = 0
+					}
+					part.half = rng.IntN(2)
+					part.groups -= part.half
+					if part.groups == 0 {
+						part.groups, part.half = 1, 0
+					}
+					before := part
+					if panel(&part); part != before {
+						t.Fatalf("%s: the arguments were %+v, and are %+v", name, before, part)
+					}
+				}
+				for i, v := range got {
+					if !same(v, want[i]) {
+						t.Fatalf("%s, kind %d, %d rows of %d groups: result %d of row %d is %v, want %v", name, kind, rows, groups, i%step, i/step, v, want[i])
+					} else if v-v == 0 && v != 0 && v != untouched {
+						finite++
+					}
+				}
+			}
+			if finite < 10 {
+				t.Errorf("%s, kind %d: %d results are finite and not 0", name, kind, finite)
+			}
+		}
+	}
+}
+
 // TestBlockKernelsWithoutDot: layers on processors without dot products.
 func TestBlockKernelsWithoutDot(t *testing.T) {
 	was := linearTiers[cpu.InUse()]

@@ -46,6 +46,7 @@ var blocksDot = func() blockKernels {
 		weight.Int8: rowI8Dot, weight.Q8_0: rowQ80Dot, weight.Q4_0: rowQ40Dot, weight.Q4_1: rowQ41Dot, weight.Q5_0: rowQ50Dot, weight.Q5_1: rowQ51Dot,
 		weight.Int4_32: rowI4x32Dot, weight.Int4_64: rowI4x64Dot, weight.Int4_128: rowI4x128Dot,
 	}
+	k.panelRows, k.interleave, k.panel = 3, interleaveNEON, [blockKinds]func(*panelArgs){panelDot, panelMinimaDot, panelHalvesDot}
 	return k
 }()
 
