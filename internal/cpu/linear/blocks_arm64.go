@@ -142,3 +142,14 @@ func panelMinimaDot(a *panelArgs)
 
 //go:noescape
 func panelHalvesDot(a *panelArgs)
+
+// rowsE4M3x1NEON is rowsE4M3Go for one row, with the bits that dotF32x1NEON gives to the float32 weights. A scale times 448, the largest
+// weight, is finite.
+//
+//go:noescape
+func rowsE4M3x1NEON(a *blockRowArgs)
+
+// rowsE4M3x2NEON is rowsE4M3x1NEON for two rows.
+//
+//go:noescape
+func rowsE4M3x2NEON(a *blockRowArgs)

@@ -296,6 +296,59 @@ func TestBlockRowKernels(t *testing.T) {
 	}
 }
 
+// TestE4M3Kernels: products of rows of x and rows of E4M3 have the bits of float32 weights.
+func TestE4M3Kernels(t *testing.T) {
+	rng := reftest.Rand(t)
+	for name, k := range blockTiers(t) {
+		for rows := 1; rows < len(k.e4m3) && k.e4m3[rows] != nil; rows++ {
+			for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 100, 127, 128, 129, 255, 256, 300, 777} {
+				sets := 1 + rng.IntN(3)
+				c, wide := newBlockCase(t, rng, weight.E4M3, rows, n, sets*dotStreams)
+				t.Cleanup(c.close)
+				groups := c.W.Groups(n)
+				for i := range c.W.Scales {
+					if rng.IntN(8) == 0 {
+						c.W.Scales[i] = []float32{0, 0x1p-149, 0x1p-130, math.MaxFloat32 / 448}[rng.IntN(4)]
+					}
+				}
+				scales := guardedOf[float32](t, len(c.W.Scales))
+				copy(scales, c.W.Scales)
+				step, row := 1+rng.IntN(2), n+rng.IntN(3)
+				x := guardedOf[float32](t, row*(rows-1)+n)
+				for i := range x {
+					x[i] = float32(rng.NormFloat64())
+				}
+				outs := sets * dotStreams
+				got := guardedOf[float32](t, step*outs*rows)
+				args := blockRowArgs{
+					y: unsafe.Pointer(&got[0]), yStep: 4 * step, yRow: 4 * step * outs, w: c.W.Ptr, wRow: n, x: unsafe.Pointer(&x[0]), xRow: 4 * row, n: n, sets: sets,
+					rows: rows, scales: unsafe.Pointer(&scales[0]), scaleRow: 4 * groups, group: (n + dotPiece - 1) / dotPiece * dotPiece,
+				}
+				if c.W.Group > 0 {
+					args.group = c.W.Group
+				}
+				k.e4m3[rows](&args)
+				decoded := unsafe.Slice((*float32)(wide.W.Ptr), n*outs)
+				for o := range outs {
+					c.W.Row(decoded[o*n:][:n], o, nil)
+				}
+				want := make([]float32, rows*outs)
+				for set := range sets {
+					linearNEON.dot[weight.Float32][rows](&dotArgs{
+						y: unsafe.Pointer(&want[set*dotStreams]), yStep: 4, yRow: 4 * outs, w: unsafe.Pointer(&decoded[set*dotStreams*n]), wStep: 4 * n,
+						x: unsafe.Pointer(&x[0]), xRow: 4 * row, rows: rows, n: n,
+					})
+				}
+				for i, v := range want {
+					if !same(got[i*step], v) {
+						t.Fatalf("%s, %d rows of %d elements: result %d of row %d is %v, want %v", name, rows, n, i%outs, i/outs, got[i*step], v)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestPanelKernels: products of rows of x and a panel have the bits of Go, in one call and in several. The rows of the panel come
 // from the tier's own kernel.
 func TestPanelKernels(t *testing.T) {

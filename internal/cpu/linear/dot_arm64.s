@@ -199,3 +199,141 @@ TEXT ·dotF32x2NEON(SB), NOSPLIT, $0-8
 // func dotF32x3NEON(a *dotArgs)
 TEXT ·dotF32x3NEON(SB), NOSPLIT, $0-8
 	dot(all3, numbers3, number3, products3, results3)
+
+// Weights of E4M3 become float32 by way of float16, whose fraction begins with the same bits: with bits 14 off, a byte times 2^7 is a
+// float16 times 2^-8. V31 has the scales of the four streams times 2^8.
+
+// narrow widens eight weights in V24, of stream s, to V24 and V25. narrower does so for at most four.
+#define narrower(s) \
+	sxtl8by7(24, 24) \
+	bic14(24) \
+	fcvtl(24, 24) \
+	fmulby(s, 31, 24, 24)
+
+#define narrow(s) \
+	sxtl8by7(24, 24) \
+	bic14(24) \
+	fcvtl2(24, 25) \
+	fcvtl(24, 24) \
+	fmulby(s, 31, 24, 24) \
+	fmulby(s, 31, 25, 25)
+
+// eight1 and eight2 add eight products of one or two rows, whose numbers are in V26 and V27, and in V28 and V29.
+#define eight1(w, s) \
+	nextd(w, 24) \
+	narrow(s) \
+	fmla(26, 24, s) \
+	fmla(27, 25, 4+(s))
+
+#define eight2(w, s) \
+	eight1(w, s) \
+	fmla(28, 24, 8+(s)) \
+	fmla(29, 25, 12+(s))
+
+#define few1(load, w, s) \
+	load(w, 24) \
+	narrower(s) \
+	fmla(26, 24, s)
+
+#define few2(load, w, s) \
+	few1(load, w, s) \
+	fmla(28, 24, 8+(s))
+
+#define wide1 nextp(9, 26, 27)
+#define wide2 \
+	wide1 \
+	nextp(10, 28, 29)
+
+#define next1(load) load(9, 26)
+#define next2(load) \
+	next1(load) \
+	load(10, 28)
+
+// rowsE4M3 is the function for one row or two. R3 counts the terms of a group of one scale, and R19 those behind it.
+#define rowsE4M3(all, wide, eightOf, next, few, results) \
+	MOVD a+0(FP), R0 \
+	MOVD blockRowArgs_y(R0), R17 \
+	MOVD blockRowArgs_w(R0), R12 \
+	MOVD blockRowArgs_wRow(R0), R16 \
+	MOVD blockRowArgs_sets(R0), R11 \
+	MOVD blockRowArgs_scales(R0), R20 \
+	MOVD blockRowArgs_scaleRow(R0), R15 \
+	FMOVS $256.0, F30 \
+nextSet: \
+	MOVD R12, R4 \
+	ADD  R16, R4, R5 \
+	ADD  R16, R5, R6 \
+	ADD  R16, R6, R7 \
+	ADD  R16, R7, R12 \
+	MOVD blockRowArgs_x(R0), R9 \
+	MOVD blockRowArgs_xRow(R0), R1 \
+	ADD  R1, R9, R10 \
+	MOVD R20, R13 \
+	all(clear) \
+	MOVD blockRowArgs_n(R0), R19 \
+nextGroup: \
+	MOVD R13, R14 \
+	FMOVS (R14), F31 \
+	ADD  R15, R14 \
+	VLD1 (R14), V31.S[1] \
+	ADD  R15, R14 \
+	VLD1 (R14), V31.S[2] \
+	ADD  R15, R14 \
+	VLD1 (R14), V31.S[3] \
+	fmulby(0, 30, 31, 31) \
+	ADD  $4, R13 \
+	MOVD blockRowArgs_group(R0), R3 \
+	CMP  R3, R19 \
+	CSEL LT, R19, R3, R3 \
+	SUB  R3, R19 \
+	SUBS $8, R3 \
+	BLT  rest \
+eight: \
+	wide \
+	eightOf(4, 0) \
+	eightOf(5, 1) \
+	eightOf(6, 2) \
+	eightOf(7, 3) \
+	SUBS $8, R3 \
+	BGE  eight \
+rest: \
+	ADDS $8, R3 \
+	BEQ  groupEnd \
+	SUBS $4, R3 \
+	BLT  less \
+	next(nextq) \
+	few(nexts, 4, 0) \
+	few(nexts, 5, 1) \
+	few(nexts, 6, 2) \
+	few(nexts, 7, 3) \
+	CBZ  R3, groupEnd \
+	B    one \
+less: \
+	ADD  $4, R3 \
+one: \
+	next(nexts) \
+	few(nextb, 4, 0) \
+	few(nextb, 5, 1) \
+	few(nextb, 6, 2) \
+	few(nextb, 7, 3) \
+	SUBS $1, R3 \
+	BNE  one \
+groupEnd: \
+	CBNZ R19, nextGroup \
+	MOVD R17, R1 \
+	MOVD blockRowArgs_yStep(R0), R2 \
+	MOVD blockRowArgs_yRow(R0), R3 \
+	results \
+	ADD  R2<<2, R17 \
+	ADD  R15<<2, R20 \
+	SUB  $1, R11 \
+	CBNZ R11, nextSet \
+	RET
+
+// func rowsE4M3x1NEON(a *blockRowArgs)
+TEXT ·rowsE4M3x1NEON(SB), NOSPLIT, $0-8
+	rowsE4M3(all1, wide1, eight1, next1, few1, results1)
+
+// func rowsE4M3x2NEON(a *blockRowArgs)
+TEXT ·rowsE4M3x2NEON(SB), NOSPLIT, $0-8
+	rowsE4M3(all2, wide2, eight2, next2, few2, results2)

@@ -47,6 +47,8 @@
 #define zero(d) WORD $(0x6F00E400 | (d))                 // movi vd.2d, #0
 #define one32(d) WORD $(0x4F03F600 | (d))                 // fmov vd.4s, #1.0
 
+#define bic14(d) WORD $(0x6F02B400 | (d))                 // bic vd.8h, #64, lsl #8
+
 // places
 #define sxtl8(n, d) vector2(0x0F08A400, n, d)        // sxtl  vd.8h, vn.8b
 #define sxtl8h(n, d) vector2(0x4F08A400, n, d)       // sxtl2 vd.8h, vn.16b
@@ -62,6 +64,7 @@
 #define uzp1(m, n, d) vector3(0x4E801800, m, n, d)   // uzp1  vd.4s, vn.4s, vm.4s
 #define uzp2(m, n, d) vector3(0x4E805800, m, n, d)   // uzp2  vd.4s, vn.4s, vm.4s
 #define ext(by, m, n, d) vector3(0x6E000000 | (by)<<11, m, n, d) // ext vd.16b, vn.16b, vm.16b, #by
+#define sxtl8by7(n, d) vector2(0x0F0FA400, n, d)     // sshll vd.8h, vn.8b, #7
 #define tbl(m, n, d) vector3(0x4E000000, m, n, d)    // tbl   vd.16b, {vn.16b}, vm.16b
 #define dup(i, n, d) vector2(0x4E040400 | (i)<<19, n, d) // dup vd.4s, vn.s[i]
 #define dup8(i, n, d) vector2(0x4E010400 | (i)<<17, n, d) // dup vd.16b, vn.b[i]
@@ -76,6 +79,7 @@
 #define nextp(n, d, e) WORD $(0xACC10000 | (e)<<10 | (n)<<5 | (d)) // ldp qd, qe, [xn], #32
 #define nexts(n, d) WORD $(0xBC404400 | (n)<<5 | (d))     // ldr sd, [xn], #4
 #define nexth(n, d) WORD $(0x7C402400 | (n)<<5 | (d))     // ldr hd, [xn], #2
+#define nextd(n, d) WORD $(0xFC408400 | (n)<<5 | (d))     // ldr dd, [xn], #8
 #define nextb(n, d) WORD $(0x3C401400 | (n)<<5 | (d))     // ldr bd, [xn], #1
 #define laneb(i, n, d) WORD $(0x0DDF0000 | ((i)>>3)<<30 | (((i)>>2)&1)<<12 | ((i)&3)<<10 | (n)<<5 | (d)) // ld1 {vd.b}[i], [xn], #1
 #define laneh(i, n, d) WORD $(0x0DDF4000 | ((i)>>2)<<30 | (((i)>>1)&1)<<12 | ((i)&1)<<11 | (n)<<5 | (d)) // ld1 {vd.h}[i], [xn], #2

@@ -29,6 +29,7 @@ var blocksNEON = blockKernels{
 		weight.Q5_0: unpackQ50NEON, weight.Q5_1: unpackQ51NEON, weight.Q4_K: unpackQ4KNEON, weight.Q5_K: unpackQ5KNEON, weight.Q6_K: unpackQ6KNEON,
 		weight.Int4_32: unpackI4x32NEON, weight.Int4_64: unpackI4x64NEON, weight.Int4_128: unpackI4x128NEON,
 	},
+	e4m3:   [dotMaxRows + 1]func(*blockRowArgs){nil, rowsE4M3x1NEON, rowsE4M3x2NEON},
 	round:  roundNEON,
 	expand: [blockKinds]func(*expandArgs){expandNEON, expandMinimaNEON, expandHalvesNEON},
 	one:    [blockKinds]func(*groupArgs){oneNEON, oneMinimaNEON, oneHalvesNEON},
