@@ -153,3 +153,21 @@ func rowsE4M3x1NEON(a *blockRowArgs)
 //
 //go:noescape
 func rowsE4M3x2NEON(a *blockRowArgs)
+
+//go:noescape
+func rowQ4KNEON(a *blockRowArgs)
+
+//go:noescape
+func rowQ4KDot(a *blockRowArgs)
+
+//go:noescape
+func rowQ5KNEON(a *blockRowArgs)
+
+//go:noescape
+func rowQ5KDot(a *blockRowArgs)
+
+//go:noescape
+func rowQ6KNEON(a *blockRowArgs)
+
+//go:noescape
+func rowQ6KDot(a *blockRowArgs)

@@ -66,6 +66,10 @@ GLOBL fifthBytes<>(SB), RODATA|NOPTR, $48
 	and(29, v, v) \
 	orr(v, d, d)
 
+// up and down move bits of v, in d.
+#define up(by, v, d) shl8(by, v, d)
+#define down(by, v, d) shr8(by, v, d)
+
 // sixBits makes the factors of 8 runs of Q4_K or Q5_K of the first 16 bytes of a block, in v: scales in d and e, minima in f and g. The
 // other halves of the numbers are in V0 to V3, V16 and V17.
 #define sixBits(v, d, e, f, g) \
@@ -99,11 +103,11 @@ GLOBL fifthBytes<>(SB), RODATA|NOPTR, $48
 #define constants6 \
 	movi8(15, 28) \
 	movi8(32, 29) \
-	movi8(48, 27)
+	movi8(48, 30)
 
 // sixthOf adds bits 4 and 5 of v, which is changed, to integers.
 #define sixthOf(v, d) \
-	and(27, v, v) \
+	and(30, v, v) \
 	orr(v, d, d)
 
 // scalesQ6K makes the scales of 16 runs of their bytes in v and their factor, of 16 bits, in by: those of the first halves of four blocks

@@ -74,7 +74,9 @@
 #define stq(off, n, d) WORD $(0x3D800000 | ((off)/16)<<10 | (n)<<5 | (d)) // str qd, [xn, #off]
 #define ldp(off, n, d, e) WORD $(0xAD400000 | ((off)/16)<<15 | (e)<<10 | (n)<<5 | (d)) // ldp qd, qe, [xn, #off]
 #define stp(off, n, d, e) WORD $(0xAD000000 | ((off)/16)<<15 | (e)<<10 | (n)<<5 | (d)) // stp qd, qe, [xn, #off]
+#define ldh(off, n, d) WORD $(0x7D400000 | ((off)/2)<<10 | (n)<<5 | (d)) // ldr hd, [xn, #off]
 #define sts(off, n, d) WORD $(0xBD000000 | ((off)/4)<<10 | (n)<<5 | (d)) // str sd, [xn, #off]
+#define nextst4(n, d) WORD $(0x4C9F0800 | (n)<<5 | (d))   // st4 {vd.4s to v(d+3).4s}, [xn], #64
 #define nextq(n, d) WORD $(0x3CC10400 | (n)<<5 | (d))     // ldr qd, [xn], #16
 #define nextp(n, d, e) WORD $(0xACC10000 | (e)<<10 | (n)<<5 | (d)) // ldp qd, qe, [xn], #32
 #define nexts(n, d) WORD $(0xBC404400 | (n)<<5 | (d))     // ldr sd, [xn], #4

@@ -7,16 +7,14 @@
 #include "textflag.h"
 #include "neon_arm64.h"
 
-// inTurns stores the vectors v to v+3, of four rows, at R1, where the rows take turns with four bytes each.
-#define inTurns(v) WORD $(0x4C9F0820 | (v)) // st4 {v.4s, v+1.4s, v+2.4s, v+3.4s}, [x1], #64
-
+// integers and, for other numbers, nextst4 have the rows take turns at R1 with four bytes each.
 #define integers(off) \
 	ldp(off, 4, 0, 4) \
 	ldp(off, 5, 1, 5) \
 	ldp(off, 6, 2, 6) \
 	ldp(off, 7, 3, 7) \
-	inTurns(0) \
-	inTurns(4)
+	nextst4(1, 0) \
+	nextst4(1, 4)
 
 // func interleaveNEON(a *interleaveArgs)
 TEXT ·interleaveNEON(SB), NOSPLIT, $0-8
@@ -38,7 +36,7 @@ nextGroup:
 	ldq(weightGroup_scales, 5, 1)
 	ldq(weightGroup_scales, 6, 2)
 	ldq(weightGroup_scales, 7, 3)
-	inTurns(0)
+	nextst4(1, 0)
 	ADD  R3, R4, R9
 	ldq(0, 9, 0)
 	ADD  R3, R5, R9
@@ -47,7 +45,7 @@ nextGroup:
 	ldq(0, 9, 2)
 	ADD  R3, R7, R9
 	ldq(0, 9, 3)
-	inTurns(0)
+	nextst4(1, 0)
 	ADD  $(const_panelBytes-const_setBytes), R1
 	ADD  $weightGroup__size, R4
 	ADD  $weightGroup__size, R5

@@ -35,6 +35,7 @@ var blocksNEON = blockKernels{
 	one:    [blockKinds]func(*groupArgs){oneNEON, oneMinimaNEON, oneHalvesNEON},
 	row: [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8NEON, weight.Q8_0: rowQ80NEON, weight.Q4_0: rowQ40NEON, weight.Q4_1: rowQ41NEON, weight.Q5_0: rowQ50NEON, weight.Q5_1: rowQ51NEON,
+		weight.Q4_K: rowQ4KNEON, weight.Q5_K: rowQ5KNEON, weight.Q6_K: rowQ6KNEON,
 		weight.Int4_32: rowI4x32NEON, weight.Int4_64: rowI4x64NEON, weight.Int4_128: rowI4x128NEON,
 	},
 }
@@ -45,6 +46,7 @@ var blocksDot = func() blockKernels {
 	k.one = [blockKinds]func(*groupArgs){oneDot, oneMinimaDot, oneHalvesDot}
 	k.row = [weight.Formats]func(*blockRowArgs){
 		weight.Int8: rowI8Dot, weight.Q8_0: rowQ80Dot, weight.Q4_0: rowQ40Dot, weight.Q4_1: rowQ41Dot, weight.Q5_0: rowQ50Dot, weight.Q5_1: rowQ51Dot,
+		weight.Q4_K: rowQ4KDot, weight.Q5_K: rowQ5KDot, weight.Q6_K: rowQ6KDot,
 		weight.Int4_32: rowI4x32Dot, weight.Int4_64: rowI4x64Dot, weight.Int4_128: rowI4x128Dot,
 	}
 	k.panelRows, k.interleave, k.panel = 3, interleaveNEON, [blockKinds]func(*panelArgs){panelDot, panelMinimaDot, panelHalvesDot}

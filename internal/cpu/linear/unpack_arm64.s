@@ -267,9 +267,7 @@ TEXT ·unpackQ4KNEON(SB), NOSPLIT, $0-8
 	stp(off, 5, 2, 3) \
 	stp(32+(off), 5, 4, 5)
 
-// The bits of 32 integers are in V18 and V19. up and down move those of runs 2 j and 2 j + 1 to bit 4.
-#define up(by, v, d) shl8(by, v, d)
-#define down(by, v, d) shr8(by, v, d)
+// The bits of 32 integers are in V18 and V19. runsQ5K moves those of two runs to bit 4.
 #define runsQ5K(first, i, second, j) \
 	first(i, 18, 20) \
 	first(i, 19, 21) \
