@@ -46,8 +46,8 @@ type Quantised struct {
 //   - x is float32. Products are products of the decoded numbers in float32. With [WithMixedPrecision], CPUs round x to 8 bits, but for
 //     e4m3.
 //   - CPUs with AVX2, with AVX-512 and VNNI, and with NEON have kernels for all formats. With AVX-512 alone, those of AVX2 compute.
-//     With NEON and without FEAT_DotProd, products of integers take twice as long. Without assembly, Go computes, which takes several
-//     times as long.
+//     NEON without FEAT_DotProd has slower products of integers, most of all for several rows. Without assembly, Go computes, which
+//     takes several times as long.
 //   - Errors: ErrUnsupported (another format; an Order, Scales or a Group that the format has not), ErrShape, ErrOption (a zero above 16;
 //     an Order that lacks a column; NaN; a scale that makes an infinite number).
 //

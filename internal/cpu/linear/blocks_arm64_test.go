@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Assembly for groups of weights gives the bits of the Go kernels. Memory behind operands is no process's, or watched.
+// Assembly for groups of weights gives the bits of the Go kernels. Operands end at guard pages.
 
 // oddFactors are numbers of 16 bits that factors of weights may have: zeros, infinities, NaN, subnormal and extreme ones.
 var oddFactors = []uint16{0, 1 << 15, 1, 0x83ff, 0x400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01}

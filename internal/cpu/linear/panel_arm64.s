@@ -58,12 +58,6 @@ nextGroup:
 // Up to four rows of x, at R9 to R12, are multiplied by a set at a time. Sums of row r are in V(16+r), and their second sums in V(20+r):
 // those of minima. A block's integers are in V0 to V7, those of x in V12 and V13, and scales and sums of x in V(24+r) and V(28+r).
 
-#define four(f) \
-	f(0) \
-	f(1) \
-	f(2) \
-	f(3)
-
 // firstHalf and secondHalf make products of half a block of row r in d.
 #define firstHalf(d) \
 	sdotby(0, 12, 0, d) \
@@ -112,41 +106,43 @@ nextGroup:
 	ldp(128*(b)+96, 15, 6, 7) \
 	ldq(512+16*(b), 15, 14)
 
-#define plainBlock(b) \
+#define two(f, b) \
+	f(b, 0) \
+	f(b, 1)
+
+#define four(f, b) \
+	two(f, b) \
+	f(b, 2) \
+	f(b, 3)
+
+#define plainBlock(all, b) \
 	weights(b) \
-	rowOf(b, 0) \
-	rowOf(b, 1) \
-	rowOf(b, 2) \
-	rowOf(b, 3)
+	all(rowOf, b)
 
-#define minimaBlock(b) \
-	plainBlock(b) \
+#define minimaBlock(all, b) \
+	plainBlock(all, b) \
 	ldq(576+16*(b), 15, 14) \
-	minimaOf(b, 0) \
-	minimaOf(b, 1) \
-	minimaOf(b, 2) \
-	minimaOf(b, 3)
+	all(minimaOf, b)
 
-#define halvesBlock(b) \
+#define halvesBlock(all, b) \
 	weights(b) \
 	ldq(576+16*(b), 15, 11) \
-	halvesOf(b, 0) \
-	halvesOf(b, 1) \
-	halvesOf(b, 2) \
-	halvesOf(b, 3)
+	all(halvesOf, b)
 
-#define factorsOf(r) ldp(xGroup_scales, 9+(r), 24+(r), 28+(r))
-#define clear(r) \
+// Partial sums of row r are at R(19+r), and its results at R(23+r).
+#define factorsOf(b, r) ldp(xGroup_scales, 9+(r), 24+(r), 28+(r))
+#define clear(b, r) \
 	zero(16+(r)) \
 	zero(20+(r))
-// Partial sums of row r are at R(19+r), its results at R(23+r), but for R2 in place of R26.
-#define fetch(r) \
+#define fetch(b, r) \
 	ldq(0, 19+(r), 16+(r)) \
 	ldq(const_panelPartial/2, 19+(r), 20+(r))
-#define keep(r) \
+#define keep(b, r) \
 	stq(0, 19+(r), 16+(r)) \
 	stq(const_panelPartial/2, 19+(r), 20+(r))
-#define sum(r) fadd(20+(r), 16+(r), 16+(r))
+#define result(b, r) \
+	fadd(20+(r), 16+(r), 16+(r)) \
+	stq(0, 23+(r), 16+(r))
 
 // behind makes b the address step bytes behind a if there are more than r rows, and else a: the last row is computed again.
 #define behind(r, step, a, b) \
@@ -159,7 +155,58 @@ nextGroup:
 	behind(2, step, b, c) \
 	behind(3, step, c, d)
 
-// panel is the function of a kind. R14 counts sets, R17 groups. R8 has the bytes of the groups of a row of x.
+// move adds by to the addresses of four rows of x, and moveOut to those of partial sums and results.
+#define move(op, by) \
+	op by, R9 \
+	op by, R10 \
+	op by, R11 \
+	op by, R12
+
+#define moveOut(by) \
+	ADD by, R19 \
+	ADD by, R20 \
+	ADD by, R21 \
+	ADD by, R22 \
+	ADD by, R23 \
+	ADD by, R24 \
+	ADD by, R25 \
+	ADD by, R26
+
+// sets multiplies four or two rows by the sets at R13, which R14 counts. R17 counts groups. R8 has the bytes of the groups of a row of x.
+#define sets(all, block, nextSet, more, nextGroup, unfinished, setEnd) \
+nextSet: \
+	MOVD R13, R15 \
+	MOVD R3, R17 \
+	MOVD panelArgs_more(R0), R1 \
+	CBNZ R1, more \
+	all(clear, 0) \
+	B    nextGroup \
+more: \
+	all(fetch, 0) \
+nextGroup: \
+	all(factorsOf, 0) \
+	block(all, 0) \
+	block(all, 1) \
+	block(all, 2) \
+	block(all, 3) \
+	move(ADD, $xGroup__size) \
+	ADD  $const_panelBytes, R15 \
+	SUB  $1, R17 \
+	CBNZ R17, nextGroup \
+	move(SUB, R8) \
+	ADD  $const_setBytes, R13 \
+	MOVD panelArgs_unfinished(R0), R1 \
+	CBNZ R1, unfinished \
+	all(result, 0) \
+	B    setEnd \
+unfinished: \
+	all(keep, 0) \
+setEnd: \
+	moveOut($16) \
+	SUB  $1, R14 \
+	CBNZ R14, nextSet
+
+// panel is the function of a kind. One row that is left, or two, have a loop of their own.
 #define panel(block) \
 	MOVD a+0(FP), R0 \
 	MOVD panelArgs_rows(R0), R6 \
@@ -180,67 +227,24 @@ nextRows: \
 	MOVD $const_panelPartial, R1 \
 	pointers(R1, R19, R20, R21, R22) \
 	MOVD panelArgs_yRow(R0), R1 \
-	pointers(R1, R23, R24, R25, R2) \
+	pointers(R1, R23, R24, R25, R26) \
 	MOVD panelArgs_w(R0), R13 \
 	MOVD $4, R14 \
-nextSet: \
-	MOVD R13, R15 \
-	MOVD R3, R17 \
-	MOVD panelArgs_more(R0), R1 \
-	CBNZ R1, more \
-	four(clear) \
-	B    nextGroup \
-more: \
-	four(fetch) \
-nextGroup: \
-	four(factorsOf) \
-	block(0) \
-	block(1) \
-	block(2) \
-	block(3) \
-	ADD  $xGroup__size, R9 \
-	ADD  $xGroup__size, R10 \
-	ADD  $xGroup__size, R11 \
-	ADD  $xGroup__size, R12 \
-	ADD  $const_panelBytes, R15 \
-	SUB  $1, R17 \
-	CBNZ R17, nextGroup \
-	SUB  R8, R9 \
-	SUB  R8, R10 \
-	SUB  R8, R11 \
-	SUB  R8, R12 \
-	ADD  $const_setBytes, R13 \
-	MOVD panelArgs_unfinished(R0), R1 \
-	CBNZ R1, unfinished \
-	four(sum) \
-	stq(0, 23, 16) \
-	stq(0, 24, 17) \
-	stq(0, 25, 18) \
-	stq(0, 2, 19) \
-	B    setEnd \
-unfinished: \
-	four(keep) \
-setEnd: \
-	ADD  $16, R19 \
-	ADD  $16, R20 \
-	ADD  $16, R21 \
-	ADD  $16, R22 \
-	ADD  $16, R23 \
-	ADD  $16, R24 \
-	ADD  $16, R25 \
-	ADD  $16, R2 \
-	SUB  $1, R14 \
-	CBNZ R14, nextSet \
+	CMP  $2, R6 \
+	BLE  nextSet2 \
+	sets(four, block, nextSet, more, nextGroup, unfinished, setEnd) \
 	SUBS $4, R6 \
 	BLE  done \
 	MOVD panelArgs_xRow(R0), R1 \
 	ADD  R1, R12, R9 \
 	ADD  $(const_panelPartial-64), R22, R19 \
 	MOVD panelArgs_yRow(R0), R1 \
-	ADD  R1, R2, R23 \
+	ADD  R1, R26, R23 \
 	SUB  $64, R23 \
 	B    nextRows \
 done: \
+	RET \
+	sets(two, block, nextSet2, more2, nextGroup2, unfinished2, setEnd2) \
 	RET
 
 // func panelDot(a *panelArgs)

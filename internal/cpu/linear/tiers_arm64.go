@@ -49,7 +49,7 @@ var blocksDot = func() blockKernels {
 		weight.Q4_K: rowQ4KDot, weight.Q5_K: rowQ5KDot, weight.Q6_K: rowQ6KDot,
 		weight.Int4_32: rowI4x32Dot, weight.Int4_64: rowI4x64Dot, weight.Int4_128: rowI4x128Dot,
 	}
-	k.panelRows, k.interleave, k.panel = 3, interleaveNEON, [blockKinds]func(*panelArgs){panelDot, panelMinimaDot, panelHalvesDot}
+	k.panelRows, k.interleave, k.panel = 2, interleaveNEON, [blockKinds]func(*panelArgs){panelDot, panelMinimaDot, panelHalvesDot}
 	return k
 }()
 
