@@ -66,7 +66,7 @@
 //
 // # CPU kernels
 //
-// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (float32, float64, weights of 8 and fewer bits) and plain Go, and uses the best
+// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (all weights; attention of float32 and float64) and plain Go, and uses the best
 // that the machine has. The environment variable LEANATTENTION_CPU (amx, avx512, avx2, neon or go) selects others; if the machine does
 // not have them, every call is [ErrOption]. The build tag noasm leaves the assembly out. With AMX, a process asks Linux for tile
 // registers at its start; signal stacks that C code makes must then have the size that sysconf returns.

@@ -24,3 +24,33 @@ func dotF32x2NEON(a *dotArgs)
 //
 //go:noescape
 func dotF32x3NEON(a *dotArgs)
+
+// dotF16x1NEON is dotF32x1NEON for weights that are stored as float16.
+//
+//go:noescape
+func dotF16x1NEON(a *dotArgs)
+
+// dotF16x2NEON is dotF32x2NEON for weights that are stored as float16.
+//
+//go:noescape
+func dotF16x2NEON(a *dotArgs)
+
+// dotF16x3NEON is dotF32x3NEON for weights that are stored as float16.
+//
+//go:noescape
+func dotF16x3NEON(a *dotArgs)
+
+// dotBF16x1NEON is dotF32x1NEON for weights that are stored as bfloat16.
+//
+//go:noescape
+func dotBF16x1NEON(a *dotArgs)
+
+// dotBF16x2NEON is dotF32x2NEON for weights that are stored as bfloat16.
+//
+//go:noescape
+func dotBF16x2NEON(a *dotArgs)
+
+// dotBF16x3NEON is dotF32x3NEON for weights that are stored as bfloat16.
+//
+//go:noescape
+func dotBF16x3NEON(a *dotArgs)

@@ -37,6 +37,22 @@
 	FMOVS.P 4(R6), F26 \
 	FMOVS.P 4(R7), F27
 
+// The same of 16-bit weights. The last one is alone in its vector, too.
+#define widened(load, widen) \
+	load(4, 24) \
+	load(5, 25) \
+	load(6, 26) \
+	load(7, 27) \
+	widen(24, 24) \
+	widen(25, 25) \
+	widen(26, 26) \
+	widen(27, 27)
+
+#define weightsF16 widened(nextd, fcvtl)
+#define weightF16 widened(nexth, fcvtl)
+#define weightsBF16 widened(nextd, shll16)
+#define weightBF16 widened(nexth, shll16)
+
 // products adds those of the weights and a row's numbers, in x, to the sums from s on.
 #define products(x, s) \
 	fmla(x, 24, (s)+0) \
@@ -138,7 +154,7 @@
 	result(16, V16)
 
 // dot is the function for as many rows as its arguments are of.
-#define dot(all, numbers, number, products, results) \
+#define dot(all, weights, weight, numbers, number, products, results) \
 	open \
 	CBNZ R3, more \
 	all(clear) \
@@ -190,15 +206,39 @@ leave: \
 
 // func dotF32x1NEON(a *dotArgs)
 TEXT ·dotF32x1NEON(SB), NOSPLIT, $0-8
-	dot(all1, numbers1, number1, products1, results1)
+	dot(all1, weights, weight, numbers1, number1, products1, results1)
 
 // func dotF32x2NEON(a *dotArgs)
 TEXT ·dotF32x2NEON(SB), NOSPLIT, $0-8
-	dot(all2, numbers2, number2, products2, results2)
+	dot(all2, weights, weight, numbers2, number2, products2, results2)
 
 // func dotF32x3NEON(a *dotArgs)
 TEXT ·dotF32x3NEON(SB), NOSPLIT, $0-8
-	dot(all3, numbers3, number3, products3, results3)
+	dot(all3, weights, weight, numbers3, number3, products3, results3)
+
+// func dotF16x1NEON(a *dotArgs)
+TEXT ·dotF16x1NEON(SB), NOSPLIT, $0-8
+	dot(all1, weightsF16, weightF16, numbers1, number1, products1, results1)
+
+// func dotF16x2NEON(a *dotArgs)
+TEXT ·dotF16x2NEON(SB), NOSPLIT, $0-8
+	dot(all2, weightsF16, weightF16, numbers2, number2, products2, results2)
+
+// func dotF16x3NEON(a *dotArgs)
+TEXT ·dotF16x3NEON(SB), NOSPLIT, $0-8
+	dot(all3, weightsF16, weightF16, numbers3, number3, products3, results3)
+
+// func dotBF16x1NEON(a *dotArgs)
+TEXT ·dotBF16x1NEON(SB), NOSPLIT, $0-8
+	dot(all1, weightsBF16, weightBF16, numbers1, number1, products1, results1)
+
+// func dotBF16x2NEON(a *dotArgs)
+TEXT ·dotBF16x2NEON(SB), NOSPLIT, $0-8
+	dot(all2, weightsBF16, weightBF16, numbers2, number2, products2, results2)
+
+// func dotBF16x3NEON(a *dotArgs)
+TEXT ·dotBF16x3NEON(SB), NOSPLIT, $0-8
+	dot(all3, weightsBF16, weightBF16, numbers3, number3, products3, results3)
 
 // Weights of E4M3 become float32 by way of float16, whose fraction begins with the same bits: with bits 14 off, a byte times 2^7 is a
 // float16 times 2^-8. V31 has the scales of the four streams times 2^8.

@@ -64,6 +64,7 @@
 #define uzp1(m, n, d) vector3(0x4E801800, m, n, d)   // uzp1  vd.4s, vn.4s, vm.4s
 #define uzp2(m, n, d) vector3(0x4E805800, m, n, d)   // uzp2  vd.4s, vn.4s, vm.4s
 #define ext(by, m, n, d) vector3(0x6E000000 | (by)<<11, m, n, d) // ext vd.16b, vn.16b, vm.16b, #by
+#define shll16(n, d) vector2(0x2E613800, n, d)       // shll  vd.4s, vn.4h, #16
 #define sxtl8by7(n, d) vector2(0x0F0FA400, n, d)     // sshll vd.8h, vn.8b, #7
 #define tbl(m, n, d) vector3(0x4E000000, m, n, d)    // tbl   vd.16b, {vn.16b}, vm.16b
 #define dup(i, n, d) vector2(0x4E040400 | (i)<<19, n, d) // dup vd.4s, vn.s[i]

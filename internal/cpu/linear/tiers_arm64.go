@@ -15,7 +15,9 @@ var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearNEON}
 
 var linearNEON = linearKernels{
 	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
-		weight.Float32: {nil, dotF32x1NEON, dotF32x2NEON, dotF32x3NEON},
+		weight.Float32:  {nil, dotF32x1NEON, dotF32x2NEON, dotF32x3NEON},
+		weight.Float16:  {nil, dotF16x1NEON, dotF16x2NEON, dotF16x3NEON},
+		weight.BFloat16: {nil, dotBF16x1NEON, dotBF16x2NEON, dotBF16x3NEON},
 	},
 	rows:   3,
 	tiles:  matmul.Tiers[cpu.TierNEON],
