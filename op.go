@@ -156,6 +156,14 @@ type attentionOp struct {
 	memory       ongpu.Node
 }
 
+// OnGPU implements [ongpu.Op].
+func (op *attentionOp) OnGPU() *ongpu.Node { return &op.memory }
+
+// Again implements [ongpu.StatefulOp].
+func (op *attentionOp) Again() G.Op {
+	return &attentionOp{problem: op.problem, config: op.config, constant: op.constant, tensorShapes: op.tensorShapes, stale: op.stale}
+}
+
 func (c *config) hasLengths() bool      { return c.given&optLengths != 0 }
 func (c *config) hasQueryLengths() bool { return c.given&optQueryLengths != 0 }
 func (c *config) hasSeed() bool         { return c.given&optDropout != 0 }
@@ -262,6 +270,7 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	const name = "Attention"
 	defer errs.RecoverTo(name, &err)
+	defer op.memory.Done(in, &out, &err)
 	if len(in) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
@@ -419,6 +428,9 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 		there, lse, err = op.dropOnGPU(name, r, gpu, in, further)
 	} else {
 		there, lse, err = op.doDevice(name, r, gpu, in[:3], further, nil)
+	}
+	if err == nil && op.memory.From != nil {
+		err = gpu.HaveRead(name, in)
 	}
 	if err != nil {
 		return nil, err
@@ -595,6 +607,9 @@ type lseOp struct {
 
 	attention *attentionOp // nil: of a cache, without gradient
 }
+
+// ReadsFirst implements [ongpu.FirstOp]: the other inputs are for the gradient.
+func (op *lseOp) ReadsFirst() {}
 
 func (op *lseOp) Arity() int {
 	if op.attention == nil {

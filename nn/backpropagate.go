@@ -25,6 +25,25 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 	if err := checkBackward(name, outputs, gradients, wrt); err != nil {
 		return nil, err
 	}
+	if grads, err = backpropagate(name, outputs, gradients, wrt, false); err != nil {
+		return nil, err
+	}
+	for i, n := range wrt {
+		if grads[i] == nil {
+			return nil, errorf(name, errs.ErrGraph, "no output depends on %v", n)
+		}
+	}
+	for i, n := range wrt {
+		if n.Op() == nil {
+			stock.SetDeriv(n, grads[i])
+		}
+	}
+	return grads, nil
+}
+
+// backpropagate is Backpropagate of checked arguments, with a nil gradient of a node that no output depends on, and without
+// gorgonia.Node.Grad. An output may have a nil gradient. With partial, gradients are partial derivatives: nodes of wrt depend on nothing.
+func backpropagate(name string, outputs, gradients, wrt G.Nodes, partial bool) (grads G.Nodes, err error) {
 	sorted, err := G.Sort(outputs[0].Graph()) // readers before what they read
 	if err != nil {
 		return nil, errorf(name, errs.ErrGraph, "%v", err)
@@ -33,7 +52,9 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 	behind := map[*G.Node]behindActivation{} // layers whose gradients begin behind their activation
 	of, parts := map[*G.Node][]*G.Node{}, map[*G.Node][]partGradient{}
 	for i, y := range outputs {
-		of[y] = append(of[y], gradients[i])
+		if gradients[i] != nil {
+			of[y] = append(of[y], gradients[i])
+		}
 	}
 	for _, n := range sorted {
 		if list := parts[n]; len(list) > 0 && active[n] {
@@ -65,6 +86,9 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 			return nil, err
 		}
 		of[n] = []*G.Node{sum}
+		if partial && slices.Contains(wrt, n) {
+			continue
+		}
 		children := stock.ChildrenOf(n)
 		through := differentiable(n, children)
 		if !slices.ContainsFunc(children, func(c *G.Node) bool { return active[c] }) {
@@ -94,15 +118,7 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 		}
 	}
 	for _, n := range wrt {
-		if len(of[n]) == 0 {
-			return nil, errorf(name, errs.ErrGraph, "no output depends on %v", n)
-		}
-		grads = append(grads, of[n][0])
-	}
-	for i, n := range wrt {
-		if n.Op() == nil {
-			stock.SetDeriv(n, grads[i])
-		}
+		grads = append(grads, append(of[n], nil)[0])
 	}
 	return grads, nil
 }

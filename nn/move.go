@@ -107,7 +107,7 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	if old[0] == shape[0] {
 		r.rows = old.TotalSize() / shape[0]
 	}
-	return newView(r, x)
+	return newCopied(r, x)
 }
 
 // checkMoved is [checkFloats] for the input of ops that also move elements of 16 bits.
@@ -395,7 +395,6 @@ func (r reshape) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (r reshape) from(tensor.Shape) int { return 0 }
 
-// compute copies: in-place ops after a view of host memory could write into x.
 func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	n := shape.TotalSize()
 	return movedOf(r.title(), []attn.Move{{Dims: [3]int{1, 1, 1}, N: n}}, in, shape)
@@ -407,7 +406,7 @@ func (r reshape) back(x tensor.Shape) reshape {
 }
 
 func (r reshape) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
-	dx, err := newView(r.back(in[0].Shape()), dy)
+	dx, err := newCopied(r.back(in[0].Shape()), dy)
 	return []*G.Node{dx}, err
 }
 

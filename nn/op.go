@@ -83,6 +83,11 @@ type composed interface {
 	valueGradients(in []G.Value, dy G.Value) ([]G.Value, error)
 }
 
+// A composedOfOutput op has such gradients that also read its result, in a graph.
+type composedOfOutput interface {
+	outputGradients(in []*G.Node, y, dy *G.Node) ([]*G.Node, error)
+}
+
 // operator has the methods of nodes and views.
 type operator struct {
 	graph.Plain
@@ -109,7 +114,9 @@ func (op operator) Type() hm.Type { return typeOf(op.arguments()...) }
 func typeOf(args ...argument) hm.Type {
 	ts := make([]hm.Type, len(args))
 	for i, a := range args {
-		ts[i] = G.TensorType{Dims: a.rank, Of: a.dtype}
+		if ts[i] = a.dtype; a.rank > 0 {
+			ts[i] = G.TensorType{Dims: a.rank, Of: a.dtype}
+		}
 	}
 	return hm.NewFnType(ts...)
 }
@@ -184,8 +191,11 @@ func diffWRT(args []argument) []bool {
 }
 
 // SymDiff adds the nodes of the gradients, for the tape machine.
-func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
+func (op operator) SymDiff(in G.Nodes, y, dy *G.Node) (grads G.Nodes, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
+	if c, ok := op.rule.(composedOfOutput); ok {
+		return c.outputGradients(in, y, dy)
+	}
 	if c, ok := op.rule.(composed); ok {
 		return c.graphGradients(in, dy)
 	}
@@ -230,6 +240,9 @@ type hosted interface{ onHost() (option string) }
 
 // OnGPU implements [ongpu.Op].
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
+
+// Again implements [ongpu.StatefulOp].
+func (op node) Again() G.Op { return node{op.operator, new(ongpu.Node)} }
 
 func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
@@ -279,6 +292,8 @@ func nodeRule[R rule](n *G.Node) (r R, ok bool) {
 		r, ok = o.rule.(R)
 	case view:
 		r, ok = o.rule.(R)
+	case copied:
+		r, ok = o.rule.(R)
 	}
 	return r, ok
 }
@@ -305,20 +320,41 @@ func (op view) Do(in ...G.Value) (y G.Value, err error) {
 }
 
 // newView makes the node of a view.
-func newView(r window, x *G.Node) (*G.Node, error) {
-	if err := checkChildren(r, []*G.Node{x}); err != nil {
-		return nil, err
-	}
-	return ongpu.Apply(prefix+r.title(), view{newOperator(r)}, x)
-}
+func newView(r window, x *G.Node) (*G.Node, error) { return apply(r, view{newOperator(r)}, x) }
 
-// newNode makes the node of a rule, and checks the children.
-func newNode(r rule, children ...*G.Node) (*G.Node, error) {
-	op := node{newOperator(r), new(ongpu.Node)}
+// apply makes the node of an op of a rule, and checks the children.
+func apply(r rule, op G.Op, children ...*G.Node) (*G.Node, error) {
 	if err := checkChildren(r, children); err != nil {
 		return nil, err
 	}
 	return ongpu.Apply(prefix+r.title(), op, children...)
+}
+
+// copied is a view that copies in host memory, since in-place ops after a view could write into its input.
+type copied struct {
+	view
+	gpu *ongpu.Node
+}
+
+// OnGPU implements [ongpu.Op].
+func (op copied) OnGPU() *ongpu.Node { return op.gpu }
+
+// Again implements [ongpu.StatefulOp].
+func (op copied) Again() G.Op { return copied{op.view, new(ongpu.Node)} }
+
+func (op copied) Do(in ...G.Value) (y G.Value, err error) {
+	defer op.gpu.Copied(in, &y, &err)
+	return op.view.Do(in...)
+}
+
+// newCopied makes the node of a copied.
+func newCopied(r window, children ...*G.Node) (*G.Node, error) {
+	return apply(r, copied{view{newOperator(r)}, new(ongpu.Node)}, children...)
+}
+
+// newNode makes the node of a rule.
+func newNode(r rule, children ...*G.Node) (*G.Node, error) {
+	return apply(r, node{newOperator(r), new(ongpu.Node)}, children...)
 }
 
 func checkChildren(r rule, children []*G.Node) error {

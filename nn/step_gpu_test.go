@@ -34,7 +34,7 @@ type gpt2Step struct {
 	rows      int
 }
 
-func newGPT2Step(t testing.TB, gpu *device.GPU, s gpt2, seed uint64, share bool) *gpt2Step {
+func newGPT2Step(t testing.TB, gpu *device.GPU, s gpt2, seed uint64, share, recompute bool) *gpt2Step {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	m := &gpt2Step{graph: G.NewGraph(), rows: s.batch * s.context}
@@ -77,6 +77,7 @@ func newGPT2Step(t testing.TB, gpu *device.GPU, s gpt2, seed uint64, share bool)
 	x := must(Embedding(weight("positions", 0.01, 0, s.context, s.width), input("places", data[2], m.rows), nil))
 	x = must(Embedding(tokens, input("seen", data[0], m.rows), x))
 	for l := range s.layers {
+		from := x
 		at := func(name string) string { return fmt.Sprintf("%d %s", l, name) }
 		var w, b G.Nodes
 		for _, name := range []string{"query", "key", "value"} {
@@ -93,6 +94,9 @@ func newGPT2Step(t testing.TB, gpu *device.GPU, s gpt2, seed uint64, share bool)
 		y = must(Linear(x, weight(at("up"), 0.02, 0, 4*s.width, s.width), weight(at("up bias"), 0, 0, 4*s.width), mixed, norm(at("norm 2"))))
 		y = must(Activate(y, GELUTanh))
 		x = must(Linear(y, weight(at("down"), deep, 0, s.width, 4*s.width), weight(at("down bias"), 0, 0, s.width), mixed, WithResidual(x)))
+		if recompute {
+			x = must(Recompute(from, x))
+		}
 	}
 	x = must(LayerNorm(x, weight("norm gamma", 0, 1, s.width), weight("norm beta", 0, 0, s.width), 1e-5))
 	m.loss = must(CrossEntropy(x, tokens, nil, input("next", data[1], m.rows), mixed))
@@ -144,13 +148,14 @@ func (m *gpt2Step) lossNow(t testing.TB) float64 {
 	return sum / float64(m.rows)
 }
 
-// TestGPUStep: a recorded step whose values share memory trains as steps of the machine do, to the bit.
+// TestGPUStep: a recorded step whose values share memory trains as steps of the machine do, to the bit. So does a step that computes layers
+// again.
 func TestGPUStep(t *testing.T) {
 	gpu := devicetest.Open(t)
-	s := gpt2{layers: 1, width: 64, heads: 1, vocabulary: 40, context: 24, batch: 2}
-	var losses [2][]float64
+	s := gpt2{layers: 2, width: 32, heads: 1, vocabulary: 40, context: 16, batch: 2}
+	var losses [3][]float64
 	for i := range losses {
-		m := newGPT2Step(t, gpu, s, 1, i > 0)
+		m := newGPT2Step(t, gpu, s, 1, i > 0, i > 1)
 		if i > 0 {
 			m.record(t, gpu)
 		}
@@ -164,23 +169,29 @@ func TestGPUStep(t *testing.T) {
 			noErrors(t, m.train())
 		}
 	}
-	if a, b := losses[0], losses[1]; !slices.Equal(a, b) || !(math.Abs(a[0]-math.Log(40)) < 0.5) || !(a[2] < a[0]) {
-		t.Errorf("losses %v, of a recording %v", a, b)
+	if a, b, c := losses[0], losses[1], losses[2]; !slices.Equal(a, b) || !slices.Equal(a, c) || !(math.Abs(a[0]-math.Log(40)) < 0.5) || !(a[2] < a[0]) {
+		t.Errorf("losses %v, of a recording %v, with layers computed again %v", a, b, c)
 	}
 }
 
 // BenchmarkGPUStep is a training step of GPT-2 125M, 8 sequences of 1024 tokens, everything on the GPU: gradients, clipping by the global
-// norm, AdamW. Steps follow each other, or (alone) each waits for the GPU. GiB are what the process takes of the GPU's memory.
+// norm, AdamW. Steps follow each other, or (alone) each waits for the GPU. GiB are what the step takes of the GPU's memory. Values of layers
+// stay for the backward pass, or layers are computed again.
 func BenchmarkGPUStep(b *testing.B) {
 	if os.Getenv("LEANATTENTION_GPU") != "" {
 		b.Skip("an emulated GPU needs days")
 	}
+	b.Run("kept", func(b *testing.B) { benchmarkGPUStep(b, false) })
+	b.Run("again", func(b *testing.B) { benchmarkGPUStep(b, true) })
+}
+
+func benchmarkGPUStep(b *testing.B, recompute bool) {
 	gpu := devicetest.Open(b)
 	before, err := gpu.Memory()
 	noErrors(b, err)
 	begin := time.Now()
 	s := gpt2{layers: 12, width: 768, heads: 12, vocabulary: 50257, context: 1024, batch: 8}
-	m := newGPT2Step(b, gpu, s, 1, true)
+	m := newGPT2Step(b, gpu, s, 1, true, recompute)
 	built := time.Since(begin)
 	m.record(b, gpu)
 	step := func(wait bool) {

@@ -228,3 +228,25 @@ func HaveRead(sub *queue.Submission, inputs ...*Tensor) error {
 	}
 	return nil
 }
+
+// HaveRead is [HaveRead] of the values of a node's inputs that are on the GPU, for work that is queued.
+func (g *GPU) HaveRead(op string, in []G.Value) error {
+	if err := g.Enter(op); err != nil {
+		return err
+	}
+	defer g.Group.Leave()
+	err := g.Queue.Submit(func(sub *queue.Submission) error {
+		for _, v := range in {
+			if d, ok := Of(v); ok && d != nil && d.Shards == nil {
+				if err := HaveRead(sub, d); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return EngineError(op, "reads", err)
+	}
+	return nil
+}

@@ -52,6 +52,19 @@ func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
 	}
 }
 
+// Copied is [Node.Done] of a [PartOp] whose value in host memory is a copy of its first input: readers of the value count as readers of the
+// input.
+func (n *Node) Copied(in []G.Value, value *G.Value, err *error) {
+	if *err == nil && len(n.From) > 0 && n.From[0] != nil {
+		if x, ok := in[0].(*tensor.Dense); ok {
+			for range n.Reads - 1 {
+				n.From[0].read(x)
+			}
+		}
+	}
+	n.Done(in, value, err)
+}
+
 // read counts a reader of the value. x is the value or a part of it.
 func (n *Node) read(x *tensor.Dense) {
 	n.mu.Lock()

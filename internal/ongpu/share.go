@@ -21,7 +21,7 @@ func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 	nodes := g.AllNodes()
 	readers := make(map[*G.Node][]*G.Node) // once for each read of a node
 	for _, n := range nodes {
-		for _, child := range stock.ChildrenOf(n) {
+		for _, child := range readBy(n) {
 			readers[child] = append(readers[child], n)
 		}
 	}
@@ -33,12 +33,22 @@ func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 	for _, n := range nodes {
 		if o, ok := n.Op().(Op); ok {
 			o.OnGPU().From = nil
-			for _, child := range stock.ChildrenOf(n) {
+			for _, child := range readBy(n) {
 				o.OnGPU().From = append(o.OnGPU().From, SharedBy(child))
 			}
 		}
 	}
 	return nil
+}
+
+// readBy returns the children whose values n reads.
+func readBy(n *G.Node) []*G.Node {
+	children := stock.ChildrenOf(n)
+	switch n.Op().(type) {
+	case PartOp, FirstOp:
+		return children[:1]
+	}
+	return children
 }
 
 // reads returns how often a node's value is read, reads of its parts included; 0 for a value that stays.
@@ -48,14 +58,14 @@ func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int)
 	}
 	for _, r := range readers[n] {
 		switch r.Op().(type) {
-		case Op:
-			total++
 		case PartOp:
 			of := reads(r, readers, keep)
 			if of == 0 {
 				return 0
 			}
 			total += of
+		case Op:
+			total++
 		default:
 			return 0
 		}
