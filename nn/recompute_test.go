@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/stock"
@@ -272,5 +273,57 @@ func TestRecomputeRefuses(t *testing.T) {
 	y = G.Must(Recompute(x, G.Must(Activate(between, GELU))))
 	if _, err := Backpropagate(G.Nodes{y}, G.Nodes{z}, G.Nodes{between}); !errors.Is(err, la.ErrGraph) {
 		t.Errorf("the gradient of a node of a block: %v", err)
+	}
+}
+
+// TestGPUOpsRecompute: on a GPU, gradients of a block with dropout have the bits of a graph that keeps its values.
+func TestGPUOpsRecompute(t *testing.T) {
+	gpu, numbers := devicetest.Open(t), deepInputs(t)
+	run := func(recompute, share bool) (all []G.Value) {
+		const rows, width = 12, 32
+		g := G.NewGraph()
+		input := func(name string, shape ...int) *G.Node {
+			in := numbers(name, shape...)
+			return G.NewTensor(g, tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(uploads(t, gpu)(values(t, in, tensor.Float32, false))))
+		}
+		x, seed := input("x", rows, width), G.NewScalar(g, tensor.Int, G.WithName("seed"))
+		noErrors(t, G.Let(seed, 3))
+		wrt, y := G.Nodes{x}, x
+		for i := range 2 {
+			from, qkv := y, make(G.Nodes, 3)
+			for k := range qkv {
+				w := input(fmt.Sprint("w", i, k), width, width)
+				wrt = append(wrt, w)
+				qkv[k] = G.Must(SplitHeads(G.Must(Reshape(G.Must(Convert(G.Must(Linear(y, w, nil)), la.BFloat16)), 2, rows/2, width)), 1))
+			}
+			h := G.Must(MergeHeads(G.Must(la.Attention(qkv[0], qkv[1], qkv[2], la.WithCausal(), la.WithDropout(0.5, seed)))))
+			h = G.Must(Convert(G.Must(Reshape(h, rows, width)), tensor.Float32))
+			if y = G.Must(Add(h, y)); recompute {
+				y = G.Must(Recompute(from, y))
+			}
+		}
+		grads, err := Backpropagate(G.Nodes{y}, G.Nodes{input("dy", rows, width)}, wrt)
+		noErrors(t, err)
+		if share {
+			noErrors(t, rewrite.ShareMemory(g, append(grads, y)...))
+		}
+		m := G.NewTapeMachine(g)
+		defer m.Close()
+		for range 2 {
+			m.Reset()
+			noErrors(t, la.Cause(m.RunAll()))
+		}
+		for _, n := range append(grads, y) {
+			all = append(all, downloaded(t, n.Value()))
+		}
+		return all
+	}
+	want := run(false, false)
+	for _, share := range []bool{false, true} {
+		for i, got := range run(true, share) {
+			if !slices.Equal(floatsOf(t, got), floatsOf(t, want[i])) {
+				t.Errorf("result %d, memory shared %t: %v, want %v", i, share, got, want[i])
+			}
+		}
 	}
 }

@@ -9,6 +9,11 @@
 //	...
 //	defer comm.Close()                       // before the GPU
 //
+// A process with several GPUs can be several ranks. Each rank is a goroutine with a GPU, a graph, weights and a solver of its own:
+//
+//	gpu, err := device.Open(i)
+//	comm, err := ranks.Join(ctx, gpu, ranks.World{Rank: i, Size: gpus, Address: "127.0.0.1:29500"})
+//
 // NVIDIA's NCCL makes the sums: version 2.23 or newer must be installed. The rest of this module does not need NCCL. Ranks that join
 // without a GPU sum in host memory, and need no NCCL. All ranks must run the same sums in the same order.
 //

@@ -519,6 +519,47 @@ func TestTrains(t *testing.T) {
 	alikeTrained(t, texts...)
 }
 
+// TestTrainsInOneProcess: the GPUs of one process, each a rank of its own with a goroutine, train as ranks in several processes do.
+func TestTrainsInOneProcess(t *testing.T) {
+	const gpus = 2
+	if !rankstest.Child() {
+		if !reftest.Every(t) {
+			t.Skip("slow: LEANATTENTION_TESTS=all")
+		}
+		t.Parallel()
+		r := rankstest.Run(t, 1, nil)[0]
+		if r.Err != nil {
+			t.Fatalf("%v\n%s", r.Err, r.Output)
+		}
+		alikeTrained(t, strings.Split(r.Text, ";")...)
+		return
+	}
+	system.Emulate(t)
+	address := "127.0.0.1:" + os.Getenv("MASTER_PORT")
+	var texts [gpus]string
+	t.Run("all", func(t *testing.T) {
+		for i := range texts {
+			t.Run(fmt.Sprint("rank ", i), func(t *testing.T) {
+				t.Parallel()
+				gpu, err := device.Open(i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer gpu.Close()
+				comm, err := ranks.Join(t.Context(), gpu, ranks.World{Rank: i, Size: gpus, Address: address})
+				if err != nil {
+					t.Fatal(err)
+				}
+				texts[i] = trainedTexts(t, comm, gpu)
+				if err := comm.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	rankstest.Write(t, strings.Join(texts[:], ";"))
+}
+
 // pair is a weight and its gradient.
 type pair struct{ value, grad G.Value }
 

@@ -218,7 +218,7 @@ func (s *Solver) check() error {
 	spans := make([]Span, len(s.Weights))
 	for i, w := range s.Weights {
 		if w.Replicas != nil {
-			return errs.Errorf(s.Op, errs.ErrUnsupported, "%s is replicated on several GPUs, want a tensor of one GPU", s.Names[i])
+			return errs.Errorf(s.Op, errs.ErrUnsupported, "%s is replicated on several GPUs, want a tensor of one GPU: open each GPU alone, and let each be a rank of package ranks", s.Names[i])
 		}
 	}
 	if err := s.submit(func(_ *queue.Submission, o *layers.Solver) error {
