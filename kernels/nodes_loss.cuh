@@ -15,9 +15,11 @@ struct LossParams {
   const float* bias;  // may be null
   const int* targets; // of each row; -1: the row does not count
   const float* dy;    // of each row, the loss's gradient; null: the loss is wanted
-  float* loss;        // of each row
+  float* loss;        // of each row: wanted without dy, else known, or null
   long long size;     // of the vocabulary
   long long step;
+  void* rounded;      // where gradients of 16 bits go in place of the logits, in rows of `step` elements, with zeros behind the vocabulary; may be null
+  int type;           // of them
 };
 
 // The loss of a row of logits, or dy (softmax - 1 at the target). A target outside of the vocabulary gives NaN. A thread block has a row.
@@ -28,28 +30,79 @@ __device__ __forceinline__ void lossOfRow(const LossParams& p) {
   float* const logits = p.logits + row * p.step;
   if (target < 0 || target >= p.size) {
     const float v = target == -1 ? 0.f : __int_as_float(0x7fffffff);
-    if (p.dy != nullptr)
+    if (p.dy != nullptr && p.rounded != nullptr)
+      for (long long i = threadIdx.x; i < p.step; i += TRAINING_THREADS) storeAs(p.rounded, row * p.step + i, p.type, i < p.size ? v : 0.f);
+    else if (p.dy != nullptr)
       for (long long i = threadIdx.x; i < p.size; i += TRAINING_THREADS) logits[i] = v;
     else if (threadIdx.x == 0) p.loss[row] = v;
     return;
   }
-  const auto logit = [&](long long i) { return p.bias == nullptr ? logits[i] : logits[i] + p.bias[i]; };
-  float top = -LEAN_INF;
-  for (long long i = threadIdx.x; i < p.size; i += TRAINING_THREADS) top = fmaxf(top, logit(i));
-  top = foldBlock(top, scratch, [](float a, float b) { return fmaxf(a, b); });
-  // A thread adds hundreds of exponentials: rest is what the sum has lost by rounding.
-  float sum = 0.f, rest = 0.f;
-  for (long long i = threadIdx.x; i < p.size; i += TRAINING_THREADS) {
-    const float e = lossExponential(logit(i) - top) - rest, more = sum + e;
-    rest = (more - sum) - e, sum = more;
-  }
+  const bool fours = p.step % 4 == 0 && ((u64)p.logits | (u64)p.bias) % 16 == 0;
+  // Calls f for a thread's logits, four at a time where they lie so, and stores what f returns true for.
+  const auto each = [&](auto f) {
+    const long long end = fours ? p.size / 4 * 4 : 0;
+#pragma unroll 2
+    for (long long i = threadIdx.x * 4; i < end; i += TRAINING_THREADS * 4) {
+      alignas(16) float v[4], b[4] = {};
+      *(float4*)v = *(const float4*)(logits + i);
+      if (p.bias != nullptr) *(float4*)b = *(const float4*)(p.bias + i);
+#pragma unroll
+      for (int e = 0; e < 4; e++) v[e] += b[e];
+      if (f(v, i, 4)) *(float4*)(logits + i) = *(const float4*)v;
+    }
+#pragma unroll 4
+    for (long long i = end + threadIdx.x; i < p.size; i += TRAINING_THREADS) {
+      float v[4] = {p.bias == nullptr ? logits[i] : logits[i] + p.bias[i], -LEAN_INF, -LEAN_INF, -LEAN_INF};
+      if (f(v, i, 1)) logits[i] = v[0];
+    }
+  };
+  // The sum of exponentials below the largest logit so far. A thread adds hundreds of exponentials: rest is what the sum has lost by
+  // rounding.
+  float most = -LEAN_INF, sum = 0.f, rest = 0.f;
+  const bool known = p.dy != nullptr && p.loss != nullptr;
+  if (!known) each([&](float (&v)[4], long long, int n) {
+    const float next = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), most);
+    if (next > most) {
+      const float by = lossExponential(most - next);
+      sum *= by, rest *= by, most = next;
+    }
+    const float base = most == -LEAN_INF ? 0.f : most;
+    float terms[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) terms[e] = e < n ? lossExponential(v[e] - base) : 0.f;
+    const float term = (terms[0] + terms[1]) + (terms[2] + terms[3]) - rest, more = sum + term;
+    rest = (more - sum) - term, sum = more;
+    return false;
+  });
+  float top = foldBlock(most, scratch, [](float a, float b) { return fmaxf(a, b); });
+  sum = most == -LEAN_INF ? sum : sum * lossExponential(most - top);
   sum = foldBlock(sum, scratch, [](float a, float b) { return a + b; });
   if (p.dy == nullptr) {
-    if (threadIdx.x == 0) p.loss[row] = (top - logit(target)) + logf(sum);
+    if (threadIdx.x == 0) p.loss[row] = (top - (p.bias == nullptr ? logits[target] : logits[target] + p.bias[target])) + logf(sum);
     return;
   }
-  const float by = p.dy[row], each = by / sum;
-  for (long long i = threadIdx.x; i < p.size; i += TRAINING_THREADS) logits[i] = lossExponential(logit(i) - top) * each - (i == target ? by : 0.f);
+  if (known) { // the log-sum-exp. The logits are read before any is overwritten.
+    top = p.loss[row] + (p.bias == nullptr ? logits[target] : logits[target] + p.bias[target]), sum = 1.f;
+    __syncthreads();
+  }
+  const float by = p.dy[row], share = by / sum;
+  each([&](float (&v)[4], long long i, int n) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) v[e] = lossExponential(v[e] - top) * share - (i + e == target ? by : 0.f);
+    if (p.rounded == nullptr) return true;
+    withStore(p.type, [&](auto s) {
+      using Store = decltype(s);
+      char* const to = (char*)p.rounded + (row * p.step + i) * Store::bytes;
+      alignas(8) char few[4 * Store::bytes];
+#pragma unroll
+      for (int e = 0; e < 4; e++) Store::store(few, e, v[e]);
+      if (n == 4 && Store::bytes == 2) *(uint2*)to = *(const uint2*)few;
+      else for (int e = 0; e < n; e++) Store::store(to, e, v[e]);
+    });
+    return false;
+  });
+  if (p.rounded != nullptr)
+    for (long long i = p.size + threadIdx.x; i < p.step; i += TRAINING_THREADS) storeAs(p.rounded, row * p.step + i, p.type, 0.f);
 }
 
 // y += sums over rows of x, with first: y = these sums. A lane adds what it has written itself.

@@ -227,13 +227,25 @@ func (op crossEntropy) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, erro
 	return crossEntropyGradients(inGraph, op, shapes, in, dy)
 }
 
+// outputGradients gives the gradients the loss, where products are rounded: a GPU then reads logits once less.
+func (op crossEntropy) outputGradients(in []*G.Node, loss, dy *G.Node) ([]*G.Node, error) {
+	if op.products == 0 {
+		return op.graphGradients(in, dy)
+	}
+	shapes := make([]tensor.Shape, len(in))
+	for i, n := range in {
+		shapes[i] = n.Shape()
+	}
+	return crossEntropyGradients(inGraph, op, shapes, in, dy, loss)
+}
+
 func (op crossEntropy) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
 	return crossEntropyGradients(atOnce, op, shapesOf(in), in, dy)
 }
 
 // crossEntropyGradients returns the gradients: parts of one vector, since all of them need the logits.
-func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.Shape, in []T, dy T) ([]T, error) {
-	all, err := do(node{newOperator(crossEntropyGradient{once{op.title()}, op}), new(ongpu.Node)}, append(slices.Clone(in), dy)...)
+func crossEntropyGradients[T any](do step[T], op crossEntropy, shapes []tensor.Shape, in []T, dy T, loss ...T) ([]T, error) {
+	all, err := do(node{newOperator(crossEntropyGradient{once{op.title()}, op, len(loss) > 0}), new(ongpu.Node)}, append(append(slices.Clone(in), loss...), dy)...)
 	if err != nil {
 		return nil, err
 	}
@@ -273,8 +285,12 @@ func (op crossEntropy) places(shapes []tensor.Shape) (places []int) {
 //	d = g (p - 1 at the target),   dx = d w,   dw = d^T x,   db = sum over rows of d
 type crossEntropyGradient struct {
 	once
-	of crossEntropy
+	of    crossEntropy
+	known bool // the loss is an input behind those of the loss
 }
+
+// inputs returns the number of inputs of the loss.
+func (r crossEntropyGradient) inputs(all int) int { return all - 1 - count(r.known) }
 
 // once is a rule of gradients of an op, without gradients of its own.
 type once struct{ op string }
@@ -287,28 +303,39 @@ func (r once) valueGradients([]G.Value, G.Value) ([]G.Value, error) {
 	return nil, errorf(r.op+" gradient", errs.ErrUnsupported, "second derivative")
 }
 
-func (r crossEntropyGradient) title() string  { return "CrossEntropy gradient" }
-func (r crossEntropyGradient) String() string { return "gradient of " + r.of.String() }
+func (r crossEntropyGradient) title() string { return "CrossEntropy gradient" }
+func (r crossEntropyGradient) String() string {
+	return fmt.Sprintf("gradient of %v, known %t", r.of, r.known)
+}
 func (r crossEntropyGradient) arguments() []argument {
-	return append(r.of.inputs(), argument{name: "the loss's gradient", rank: 1, dtype: r.of.dtype}, argument{name: "gradients", rank: 1, dtype: r.of.dtype})
+	args := r.of.inputs()
+	if r.known {
+		args = append(args, argument{name: "the loss", rank: 1, dtype: r.of.dtype})
+	}
+	return append(args, argument{name: "the loss's gradient", rank: 1, dtype: r.of.dtype}, argument{name: "gradients", rank: 1, dtype: r.of.dtype})
 }
 
 func (r crossEntropyGradient) shape(in []tensor.Shape) (tensor.Shape, error) {
-	last := len(in) - 1
-	loss, err := r.of.shape(in[:last])
+	own := r.inputs(len(in))
+	loss, err := r.of.shape(in[:own])
 	if err != nil {
 		return nil, err
 	}
-	if !slices.Equal(loss, in[last]) {
-		return nil, errorf(r.title(), errs.ErrShape, "the loss's gradient has shape %v, want %v", in[last], loss)
+	for i, s := range in[own:] {
+		if !slices.Equal(loss, s) {
+			return nil, errorf(r.title(), errs.ErrShape, "%s has shape %v, want %v", r.arguments()[own+i].name, s, loss)
+		}
 	}
-	places := r.of.places(in[:last])
-	return tensor.Shape{places[last]}, nil
+	places := r.of.places(in[:own])
+	return tensor.Shape{places[own]}, nil
 }
 
 func (r crossEntropyGradient) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if r.of.dtype == tensor.Float64 {
 		return crossEntropyBackward[float64](r.of, in, shape)
+	}
+	if r.known { // which CPUs do not need
+		in = append(slices.Clone(in[:r.inputs(len(in))]), in[len(in)-1])
 	}
 	return crossEntropyBackward[float32](r.of, in, shape)
 }
@@ -404,11 +431,14 @@ func (op crossEntropy) on(w *ongpu.Work, in []tensor.Shape) *layers.Loss {
 
 // launch queues the gradients.
 func (r crossEntropyGradient) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
-	last := len(in) - 1
+	own := r.inputs(len(in))
 	o := r.of.on(w, in)
-	o.DY = w.In[last].Memory
-	places := r.of.places(in[:last])
-	for i, to := range []*gpu.Memory{&o.DX, &o.DW, nil, &o.DB}[:last] {
+	o.DY = w.In[len(in)-1].Memory
+	if r.known {
+		o.Y = w.In[own].Memory
+	}
+	places := r.of.places(in[:own])
+	for i, to := range []*gpu.Memory{&o.DX, &o.DW, nil, &o.DB}[:own] {
 		if to != nil {
 			*to = w.Out
 			to.Offset, to.Len = to.Offset+4*int64(places[i]), in[i].TotalSize()

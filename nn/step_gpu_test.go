@@ -103,7 +103,7 @@ func newGPT2Step(t testing.TB, gpu *device.GPU, s gpt2, seed uint64, share, reco
 	_, err := Backpropagate(G.Nodes{m.loss}, G.Nodes{input("scale", scale, m.rows)}, m.weights)
 	noErrors(t, err, rewrite.Check(m.graph))
 	if share {
-		noErrors(t, rewrite.ShareMemory(m.graph))
+		noErrors(t, rewrite.ShareMemory(m.graph, m.loss))
 	}
 	m.solver = &AdamW{Rate: 6e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Decay: 0.1, Clip: 1, Rows: m.rows}
 	m.machine = G.NewTapeMachine(m.graph)

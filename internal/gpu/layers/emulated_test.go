@@ -131,6 +131,7 @@ func TestEmulatedProducts(t *testing.T) {
 func TestEmulatedLoss(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testLoss(t, m, d, reftest.Cases(t, 5, 24), 200)
+	testLossRows(t, m, d, reftest.Cases(t, 3, 24))
 	testTableGradient(t, m, d, 6)
 	testLossRefuses(t, m, d)
 }

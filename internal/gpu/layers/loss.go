@@ -41,8 +41,8 @@ func launchLoss[P any](d *Engine, s *cuda.Stream, kernel func(*lossKernels) *cud
 // Loss is the operands of the cross-entropy of logits X W^T + B, of float32: X is Rows x Width and W is Vocabulary x Width. B may have
 // no buffer. Targets has a token of int32 for each row, or -1 for a row that does not count.
 //
-// Without the buffer DY, the result is Y, the loss of each row. With DY, the gradient of Y, the results are DX, DW and with B also DB. A
-// target outside of the vocabulary makes NaN.
+// Without the buffer DY, the result is Y, the loss of each row. With DY, the gradient of Y, the results are DX, DW and with B also DB. Y then
+// has the loss of the same operands, or no buffer: with the loss, logits are read once less. A target outside of the vocabulary makes NaN.
 type Loss struct {
 	Rows, Width, Vocabulary int
 	X, W, B, Targets        gpu.Memory
@@ -55,6 +55,9 @@ type Loss struct {
 type lossParams struct {
 	logits, bias, targets, dy, loss uint64
 	size, step                      int64
+	rounded                         uint64
+	dtype                           int32
+	_                               [4]byte
 }
 
 // lossSumsParams is struct LossSumsParams.
@@ -116,9 +119,10 @@ func (o *Loss) check(op string) error {
 	if o.B.Buffer != nil {
 		all = append(all, operand{"b", &o.B, o.Vocabulary})
 	}
-	if o.DY.Buffer == nil {
+	if o.DY.Buffer == nil || o.Y.Buffer != nil {
 		all = append(all, operand{"the loss", &o.Y, o.Rows})
-	} else {
+	}
+	if o.DY.Buffer != nil {
 		all = append(all, operand{"the loss's gradient", &o.DY, o.Rows}, operand{"dx", &o.DX, xs}, operand{"dw", &o.DW, ws})
 		if o.B.Buffer != nil {
 			all = append(all, operand{"db", &o.DB, o.Vocabulary})
@@ -153,6 +157,9 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	}
 	exact := *o
 	exact.Products = 0
+	if o.DY.Buffer != nil {
+		exact.Y = gpu.Memory{} // which may be of rounded logits
+	}
 	o = &exact
 	turned, logits := o.Scratch, o.Scratch
 	turned.Len = attn.Product(o.Width, o.Vocabulary)
@@ -169,7 +176,7 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 		if err := d.Product(s, &Product{M: rows, N: o.Vocabulary, K: o.Width, A: x, B: turned, C: logits}); err != nil {
 			return err
 		}
-		if err := d.lossOfRows(s, o, from, rows, logits); err != nil {
+		if err := d.lossOfRows(s, o, from, rows, logits, gpu.Memory{}); err != nil {
 			return err
 		}
 		if o.DY.Buffer == nil {
@@ -182,16 +189,20 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	return nil
 }
 
-// lossOfRows queues the loss of `rows` rows, from row `from` on, or makes their logits the gradient of the logits.
-func (d *Engine) lossOfRows(s *cuda.Stream, o *Loss, from, rows int, logits gpu.Memory) error {
+// lossOfRows queues the loss of `rows` rows, from row `from` on, or makes their logits the gradient of the logits, which goes to rounded, in
+// its type, if that has a buffer.
+func (d *Engine) lossOfRows(s *cuda.Stream, o *Loss, from, rows int, logits, rounded gpu.Memory) error {
 	at := 4 * uint64(from)
-	p := lossParams{logits: logits.Address(), bias: o.B.AddressOr0(), targets: o.Targets.Address() + at, size: int64(o.Vocabulary), step: int64(o.wide())}
+	p := lossParams{logits: logits.Address(), bias: o.B.AddressOr0(), targets: o.Targets.Address() + at, size: int64(o.Vocabulary), step: int64(o.wide()), rounded: rounded.AddressOr0(), dtype: gpu.Code(rounded.DType)}
 	if o.DY.Buffer != nil {
 		p.dy = o.DY.Address() + at
+		if o.Y.Buffer != nil {
+			p.loss = o.Y.Address() + at
+		}
 	} else {
 		p.loss = o.Y.Address() + at
 	}
-	return launchLoss(d, s, func(k *lossKernels) *cuda.Function { return k.row }, rows, &p, logits, o.B, o.Targets, o.DY, o.Y)
+	return launchLoss(d, s, func(k *lossKernels) *cuda.Function { return k.row }, rows, &p, logits, rounded, o.B, o.Targets, o.DY, o.Y)
 }
 
 // lossGradients queues the contribution of `rows` rows, from row `from` on, to the gradients. of is the gradient of the logits of the rows.

@@ -21,6 +21,84 @@ func TestGPULoss(t *testing.T) {
 	testLossRefuses(t, m, d)
 }
 
+// TestGPULossRows has no product: racecheck fails at products by warp groups.
+func TestGPULossRows(t *testing.T) {
+	m, d := realDecoder(t)
+	testLossRows(t, m, d, enginetest.OrShort(60, 12))
+}
+
+// testLossRows: the loss of given logits, and their gradients of 16 bits and of float32, with and without the loss, against float64.
+func testLossRows(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		o := Loss{Products: enginetest.Pick(rng, attn.Float16, attn.BFloat16), Rows: enginetest.Pick(rng, 1, 5), Width: 8, Vocabulary: enginetest.Pick(rng, 1, 3, 33, 300, 1100)}
+		size, wide := o.Vocabulary, o.wide()
+		logits := m.random(t, rng, attn.Float32, o.Rows*wide, enginetest.Pick(rng, 0, 1, 30.))
+		b, dy := m.random(t, rng, attn.Float32, size, 1), m.random(t, rng, attn.Float32, o.Rows, 1)
+		targets := make([]int, o.Rows)
+		for r := range targets {
+			targets[r] = rng.IntN(size+1) - 1
+		}
+		o.Targets, o.Y = m.putIDs(t, targets), m.empty(t, o.Rows)
+		if i%2 == 0 {
+			o.B = b.Memory
+		} else {
+			b.x = make([]float64, size)
+		}
+		grads, rounded := o, m.random(t, rng, o.Products, o.Rows*wide, 1).Memory
+		grads.DY = dy.Memory
+		noError(t, d.lossOfRows(m.Stream, &o, 0, o.Rows, logits.Memory, gpu.Memory{}))
+		if i%3 == 0 { // the loss is not known
+			grads.Y = gpu.Memory{}
+		}
+		noError(t, d.lossOfRows(m.Stream, &grads, 0, o.Rows, logits.Memory, rounded))
+		noError(t, d.lossOfRows(m.Stream, &grads, 0, o.Rows, logits.Memory, gpu.Memory{})) // overwrites logits
+		m.Settle(t)
+		loss, short, long := enginetest.Read(t, &o.Y), enginetest.Read(t, &rounded), enginetest.Read(t, &logits.Memory)
+		unit, least := 0x1p-8, 0x1p-120 // of a rounded number
+		if o.Products == attn.Float16 {
+			unit, least = 0x1p-11, 0x1p-25
+		}
+		for r, target := range targets {
+			x, top, sum := make([]float64, size), math.Inf(-1), 0.0
+			for j := range x {
+				x[j] = float64(float32(logits.x[r*wide+j]) + float32(b.x[j]))
+				top = max(top, x[j])
+			}
+			for _, v := range x {
+				sum += math.Exp(v - top)
+			}
+			if want := top + math.Log(sum) - x[max(target, 0)]; target >= 0 {
+				if v := enginetest.Get(loss, r, attn.Float32); !(math.Abs(v-want) <= 0x1p-20*(1+math.Abs(want)+math.Abs(top))) {
+					t.Fatalf("row %d, %d tokens: the loss is %v, want %v", r, size, v, want)
+				}
+			} else if v := enginetest.Get(loss, r, attn.Float32); v != 0 {
+				t.Fatalf("row %d without a target: the loss is %v", r, v)
+			}
+			for j := range wide {
+				want, off := 0.0, 0.0
+				if j < size && target >= 0 {
+					p := math.Exp(x[j]-top) / sum
+					want = dy.x[r] * p
+					if off = math.Abs(dy.x[r]) * (p*0x1p-17*(1+math.Abs(top)) + 0x1p-120); j == target {
+						want -= dy.x[r]
+						off += math.Abs(dy.x[r]) * 0x1p-23
+					}
+				}
+				if v := enginetest.Get(long, r*wide+j, attn.Float32); j < size && !(math.Abs(v-want) <= off) {
+					t.Fatalf("row %d, %d tokens: the gradient of logit %d is %v, want %v", r, size, j, v, want)
+				}
+				if v := enginetest.Get(short, r*wide+j, o.Products); !(math.Abs(v-want) <= off+math.Abs(want)*unit+least) {
+					t.Fatalf("row %d, %d tokens: the rounded gradient of logit %d is %v, want %v", r, size, j, v, want)
+				}
+			}
+		}
+		for _, x := range []gpu.Memory{logits.Memory, b.Memory, dy.Memory, rounded, o.Targets, o.Y} {
+			noError(t, x.Buffer.Close())
+		}
+	}
+}
+
 // putIDs copies indices to the GPU.
 func (m *machine) putIDs(t testing.TB, ids []int) gpu.Memory {
 	data := make([]byte, 4*len(ids))
@@ -62,6 +140,9 @@ func testLoss(t *testing.T, m *machine, d *Engine, cases, most int) {
 		}
 		grads := o
 		grads.DY, grads.DX, grads.DW, grads.DB = dy.Memory, m.empty(t, o.Rows*o.Width), m.empty(t, o.Vocabulary*o.Width), m.empty(t, o.Vocabulary)
+		if i%3 > 0 { // the loss is not known
+			grads.Y = gpu.Memory{}
+		}
 		run := func() (all [][]byte) {
 			noError(t, d.Loss(m.Stream, &o))
 			noError(t, d.Loss(m.Stream, &grads))

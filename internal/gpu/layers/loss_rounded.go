@@ -94,7 +94,7 @@ func (d *Engine) roundedLoss(s *cuda.Stream, o *Loss) error {
 		if err := d.Linear(s, &r.forward); err != nil {
 			return err
 		}
-		if err := d.lossOfRows(s, o, from, rows, r.logits); err != nil {
+		if err := d.lossOfRows(s, o, from, rows, r.logits, gpu.Memory{}); err != nil {
 			return err
 		}
 		if !gradients {
@@ -209,13 +209,21 @@ func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 		if err := product(&forward, Convert{N: rows * o.Width, X: elementsFrom(o.X, from*o.Width, rows*o.Width), Y: r.x}); err != nil {
 			return err
 		}
-		if err := d.lossOfRows(s, o, from, rows, r.logits); err != nil {
+		rounded := r.grads
+		if o.B.Buffer != nil { // whose gradient is summed from float32
+			rounded = gpu.Memory{}
+		}
+		if err := d.lossOfRows(s, o, from, rows, r.logits, rounded); err != nil {
 			return err
 		}
 		if o.DY.Buffer == nil {
 			continue
 		}
-		if err := product(&toX, Convert{N: rows * o.wide(), X: r.logits, Y: r.grads}); err != nil {
+		var round []Convert
+		if rounded.Buffer == nil {
+			round = []Convert{{N: rows * o.wide(), X: r.logits, Y: r.grads}}
+		}
+		if err := product(&toX, round...); err != nil {
 			return err
 		}
 		if err := product(&toW); err != nil {
