@@ -66,10 +66,10 @@
 //
 // # CPU kernels
 //
-// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON (all weights; attention of float32 and float64) and plain Go, and uses the best
-// that the machine has. The environment variable LEANATTENTION_CPU (amx, avx512, avx2, neon or go) selects others; if the machine does
-// not have them, every call is [ErrOption]. The build tag noasm leaves the assembly out. With AMX, a process asks Linux for tile
-// registers at its start; signal stacks that C code makes must then have the size that sysconf returns.
+// The CPU engine has kernels in AMX, AVX-512, AVX2, NEON and plain Go, and uses the best that the machine has. The environment variable
+// LEANATTENTION_CPU (amx, avx512, avx2, neon or go) selects others; if the machine does not have them, every call is [ErrOption]. The
+// build tag noasm leaves the assembly out. With AMX, a process asks Linux for tile registers at its start; signal stacks that C code makes
+// must then have the size that sysconf returns. With NEON, norms and activations are plain Go.
 //
 // The threads of the CPU engine end when idle. Only a [Cache] has to be closed, to free its memory at once.
 package leanattention
