@@ -20,7 +20,7 @@ import (
 
 // doOnGPU is Do for operands on a GPU. Lengths and the seed are in host memory.
 func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, error) {
-	s := gradientProblem(&op.problem, &op.config)
+	s := op.problemThere()
 	b, err := g.Backward(name, s, op.query)
 	if err != nil {
 		return nil, err // before lengths are read: the error names an option rather than an input of the option
@@ -45,6 +45,12 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 			}
 			continue
 		}
+		if w.of.ofVariant() {
+			if there[w.of], err = op.readThereAs(name, g, int(w.of-roleTensor), in[i], w.Shape); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		if _, err := ongpu.SamePlace(name, []string{"q", w.Name}, []G.Value{in[0], in[i]}); err != nil {
 			return nil, err
 		}
@@ -58,6 +64,29 @@ func (op *gradOp) doOnGPU(name string, g *ongpu.GPU, in []G.Value) (G.Value, err
 		return nil, err
 	}
 	return op.queue(name, g, b, &there, in, seed)
+}
+
+// problemThere returns the problem of a GPU's engine.
+func (op *gradOp) problemThere() *attn.Gradient {
+	s := gradientProblem(&op.problem, &op.config)
+	for i := range op.tensors() {
+		var shape []int
+		if op.ofTensors[i] {
+			shape = op.tensorShapes[i]
+		}
+		s.DTensors = append(s.DTensors, shape)
+	}
+	return s
+}
+
+// readThereAs checks the value of a variant's tensor i in a run on a GPU, which has the shape of the graph's node.
+func (op *gradOp) readThereAs(name string, g *ongpu.GPU, i int, v G.Value, shape tensor.Shape) (*ongpu.Tensor, error) {
+	want := op.score.Variant.Tensors[i]
+	t, got, err := tensorThere(name, want.Name, g, v, op.query)
+	if err == nil && (got != want || !slices.Equal(t.Shape, shape)) {
+		err = errs.Errorf(name, ErrShape, "%s is %v %v, not what the graph was built for", want.Name, t.DType, t.Shape)
+	}
+	return t, err
 }
 
 // withLengths returns b, which is made of s, with the lengths of a run.
@@ -79,9 +108,14 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 		if op.ofLSE {
 			ofOut = ofLSE
 		}
-		used, err := useThere(sub, there, [roles]*gpu.Memory{
+		to := [roles]*gpu.Memory{
 			roleQ: &o.Q, roleK: &o.K, roleV: &o.V, roleOut: &o.Out, roleLSE: &o.LSE, roleGrad: ofOut, roleBias: &o.Bias, roleSinks: &o.Sinks,
-		})
+		}
+		o.Tensors, o.DTensors = make([]attention.Tensor, op.tensors()), make([]gpu.Memory, op.tensors())
+		for i := range o.Tensors {
+			to[roleTensor+role(i)], o.Tensors[i].Shape = &o.Tensors[i].Memory, there[roleTensor+role(i)].Shape
+		}
+		used, err := useThere(sub, there, to)
 		if err != nil {
 			return err
 		}
@@ -97,6 +131,10 @@ func (op *gradOp) queue(name string, g *ongpu.GPU, b *attention.Backward, there 
 			m := gpu.Memory{Buffer: all.Buffer, Offset: all.Offset + int64(p.from*all.DType.Size()), DType: all.DType, Len: p.shape.TotalSize()}
 			if p.wide {
 				m.DType = attn.Float32
+			}
+			if p.of.ofVariant() {
+				o.DTensors[p.of-roleTensor] = m
+				continue
 			}
 			*map[role]*gpu.Memory{roleQ: &o.DQ, roleK: &o.DK, roleV: &o.DV, roleBias: &o.DBias, roleSinks: &o.DSinks}[p.of] = m
 		}

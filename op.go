@@ -47,7 +47,7 @@ import (
 //   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
 //     element type. Other gradients, and second derivatives, are [ErrUnsupported], on GPUs too.
 //   - Gradients on a GPU, on the tape machine: of float32 and 16 bits, for head dims up to 128 that are multiples of 8, and values as wide
-//     as keys, without [WithVariant]. [WithDropout] and [WithSinkTokens] need 16 bits.
+//     as keys. [WithDropout], [WithSinkTokens] and [WithVariant] need 16 bits, and a Variant must not be Unnormalised.
 //   - The backward pass computes the weights again from the log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4),
 //     so no memory grows with Nq*Nk. Gradients of keys and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
 //
@@ -387,7 +387,7 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 // doOnGPU is Do for q, k and v on a GPU. Lengths are in host memory.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
 	if op.graded.Load() {
-		if _, err := gpu.Backward(name, gradientProblem(&op.problem, &op.config), op.query); err != nil {
+		if _, err := gpu.Backward(name, op.gradient(false, 0).problemThere(), op.query); err != nil {
 			return nil, err
 		}
 	}

@@ -16,7 +16,8 @@ type Gradient struct {
 	Scale                 float64 // factor of q.k
 	Mask
 	Score
-	Workers int // logical workers; 0 chooses. The result does not depend on the number
+	Workers  int     // logical workers; 0 chooses. The result does not depend on the number
+	DTensors [][]int // for GPUs: of each tensor of the Variant whose gradient is wanted the shape; nil: not wanted
 }
 
 // Check returns an error for a problem that no engine can compute.

@@ -295,7 +295,7 @@ func atomicOf[T uint32 | uint64](c *compiler, s *statement, width int, source fu
 	order.strong = true
 	var f func(old, b T) T
 	switch {
-	case s.has("add") && width == 32:
+	case s.has("add"):
 		f = func(old, b T) T { return old + b }
 	case s.has("exch"):
 		f = func(old, b T) T { return b }

@@ -156,7 +156,7 @@ func TestBounds(t *testing.T) {
 	for _, text := range []string{
 		"st.param.u32 [k_param_0], 1;", "ld.shared.u32 %r0, [k_param_0];", "ld.param.u32 %r0, [memory];", "ld.u32 %r0, [memory];", "ld.global.u32 %r0, %rd0;", "ld.global.u32 %r0, [%p0];", "ld.global.u32 %r0, [nothing];", "ld.global.u32 %r0;",
 		"ld.global.v2.u32 %r0, [%rd0];", "ld.global.v4.u32 {%r0, %r1}, [%rd0];", "ld.global.u32 {%r0, %r1}, [%rd0];", "ld.global.v2.u8 {%r0, %r1, %r2}, [%rd0];", "ld.global.v4.u8 {%r0, %r1, %r2, %r3, %r4}, [%rd0];", "ld.global.b128 %rd0, [%rd0];", "ld.global.u64 %r0, [%rd0];", "ld.global.pred %p0, [%rd0];",
-		".local .b32 x;", ".param .b32 p;\nmov.u64 %rd0, p;", ".param .b32 p;\nmov.u32 %r0, p;", "atom.global.cas.b32 %r0, [%rd0], 1, 2;", "atom.global.add.u64 %rd0, [%rd0], %rd1;", "atom.global.max.s32 %r0, [%rd0], 1;", "atom.global.add.f32 %f0, [%rd0], %f1;", "red.async.relaxed.cluster.global.add.u32 [%rd0], 1, [%rd1];",
+		".local .b32 x;", ".param .b32 p;\nmov.u64 %rd0, p;", ".param .b32 p;\nmov.u32 %r0, p;", "atom.global.cas.b32 %r0, [%rd0], 1, 2;", "atom.global.inc.u64 %rd0, [%rd0], %rd1;", "atom.global.max.s32 %r0, [%rd0], 1;", "atom.global.add.f32 %f0, [%rd0], %f1;", "red.async.relaxed.cluster.global.add.u32 [%rd0], 1, [%rd1];",
 		"atom.global.add.u32 %r0, [%rd0];", "atom.global.or.b32 %r0, [%rd0], 1;", "red;", "ld;", "st;",
 	} {
 		m, err := Parse(program(1, text))
@@ -293,18 +293,19 @@ func TestAtomics(t *testing.T) {
 	}
 }
 
-// The greatest and the least of all are what is left; and what threads exchange is lost
+// The greatest, the least and the sum of all are what is left; and what threads exchange is lost
 // nowhere, and there once.
 func TestAtomics64(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, space := range []string{"global.", ""} {
 		const n = 3 * 64
-		factor, x, out := rng.Uint64(), memory[uint64](3), memory[uint64](n)
+		factor, x, out := rng.Uint64(), memory[uint64](4), memory[uint64](n)
 		x[1], x[2] = rng.Uint64(), math.MaxUint64
-		body := fmt.Sprintf("mul.wide.u32 %%rd0, %%i, 1;\nmul.lo.s64 %%rd0, %%rd0, %d;\nred.%smax.u64 [%%g1], %%rd0;\nadd.s64 %%rd3, %%rd0, 99;\nred.%smin.u64 [%%g1+16], %%rd3;\natom.relaxed.gpu.%sexch.b64 %%rd1, [%%g1+8], %%rd0;\n"+
-			"mul.wide.u32 %%rd2, %%i, 8;\nadd.s64 %%rd2, %%rd2, %%g0;\nst.global.u64 [%%rd2], %%rd1;\n", int64(factor), space, space, space)
-		want, greatest, least := []uint64{x[1]}, uint64(0), uint64(math.MaxUint64)
+		body := fmt.Sprintf("mul.wide.u32 %%rd0, %%i, 1;\nmul.lo.s64 %%rd0, %%rd0, %d;\nred.%smax.u64 [%%g1], %%rd0;\nadd.s64 %%rd3, %%rd0, 99;\nred.%smin.u64 [%%g1+16], %%rd3;\nred.%sadd.u64 [%%g1+24], %%rd3;\natom.relaxed.gpu.%sexch.b64 %%rd1, [%%g1+8], %%rd0;\n"+
+			"mul.wide.u32 %%rd2, %%i, 8;\nadd.s64 %%rd2, %%rd2, %%g0;\nst.global.u64 [%%rd2], %%rd1;\n", int64(factor), space, space, space, space)
+		want, greatest, least, sum := []uint64{x[1]}, uint64(0), uint64(math.MaxUint64), uint64(0)
 		for i := range uint64(n) {
+			sum += i*factor + 99
 			want, greatest, least = append(want, i*factor), max(greatest, i*factor), min(least, i*factor+99)
 		}
 		if err := launch(compile(t, program(2, body)), Launch{Grid: 3, Block: 64}, rangeOf(out), rangeOf(x)); err != nil {
@@ -313,8 +314,8 @@ func TestAtomics64(t *testing.T) {
 		got := append([]uint64{x[1]}, out...)
 		slices.Sort(got)
 		slices.Sort(want)
-		if x[0] != greatest || x[2] != least || !slices.Equal(got, want) {
-			t.Errorf("the greatest is %x, want %x; the least %x, want %x; exchanged: %x, want %x", x[0], greatest, x[2], least, got, want)
+		if x[0] != greatest || x[2] != least || x[3] != sum || !slices.Equal(got, want) {
+			t.Errorf("the greatest is %x, want %x; the least %x, want %x; the sum %x, want %x; exchanged: %x, want %x", x[0], greatest, x[2], least, x[3], sum, got, want)
 		}
 	}
 }

@@ -51,6 +51,8 @@ type Gradients struct {
 //
 //	B = (2 max_j |v_j| max_i sum |dO_i| + max |dLSE|) / (1 - Dropout)
 //
+// With a variant B has a factor: at most 4 or the largest derivative of a score, whichever is more.
+//
 // With a coarser Out, results are rounded to Out.
 func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradients {
 	g := &Gradients{
@@ -64,13 +66,14 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 		tensors[i] = newSharedSums(c.Tensors[i].Len())
 	}
 	bias, sinks := newSharedSums(len(c.Bias.X)), newSharedSums(len(c.Sinks))
+	steep := c.steepest(p)
 	type task struct{ seq, head int }
 	tasks := make(chan task)
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for t := range tasks {
-				b := backward{c: c, p: p, g: g, bias: bias, sinks: sinks, tensors: tensors, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
+				b := backward{c: c, p: p, g: g, steep: steep, bias: bias, sinks: sinks, tensors: tensors, forward: forward, dO: dO, dLSE: dLSE, seq: t.seq, kv: t.head}
 				b.run()
 			}
 		})
@@ -88,6 +91,7 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	g.DSinks, g.DSinksBound = sinks.result(1, u, p.Acc.Tiny())
 	for _, t := range tensors {
 		sums, bounds := t.result(1, u, p.Acc.Tiny())
+		p.store(sums, bounds)
 		g.DTensors, g.DTensorsBound = append(g.DTensors, sums), append(g.DTensorsBound, bounds)
 	}
 	return g
@@ -131,6 +135,7 @@ type backward struct {
 	forward  *Result
 	dO, dLSE []float64
 	seq, kv  int
+	steep    float64 // derivatives of scores are at most this
 
 	uP, leastP, leastDS float64 // errors of operands of format P: relative, and absolute of p and ds
 
@@ -158,7 +163,7 @@ func (b *backward) run() {
 	if b.p.P.Unit() > b.p.Acc.Unit() {
 		b.uP = b.p.P.Unit()
 		if b.p.P == Float16 {
-			b.leastP, b.leastDS = 0x1p-40, 0x1p-39*b.bound()
+			b.leastP, b.leastDS = 0x1p-40, 0x1p-39*b.bound()*b.steep
 		}
 	}
 	for h := b.kv * group; h < (b.kv+1)*group; h++ {
@@ -179,6 +184,31 @@ func (b *backward) run() {
 		b.p.store(b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim))
 		b.p.store(b.key(b.g.DV, j, c.ValueDim), b.key(b.g.DVBound, j, c.ValueDim))
 	}
+}
+
+// steepest returns the factor of B with the case's variant.
+func (c *Case) steepest(p Precision) float64 {
+	if c.Variant == nil || c.Variant.Linear() {
+		return 1
+	}
+	most := 4.0
+	for seq, queries := range c.Queries {
+		for pos := range queries {
+			for h := range c.Heads {
+				at := sum(c.Queries[:seq]) + pos
+				for j := c.First(seq, pos); j < c.Visible(seq, pos); j++ {
+					s, _ := dot(row(c.Q, at, c.Heads, h, c.Dim), row(c.K, sum(c.Keys[:seq])+j, c.KVHeads, h/(c.Heads/c.KVHeads), c.Dim))
+					s, off, _, _ := c.Score(seq, pos, h, j, s*c.Scale, 0, p.Acc.Unit())
+					if v := c.varied(seq, pos, h, j, s, off, p.Acc.Unit()); !v.hidden {
+						if slope := math.Abs(v.values[v.Slope]) + v.errors[v.Slope]; !math.IsInf(slope, 0) && slope == slope {
+							most = max(most, slope)
+						}
+					}
+				}
+			}
+		}
+	}
+	return most
 }
 
 // bound returns B of the KV head.

@@ -23,14 +23,20 @@ type printer struct {
 	loads   []string
 	out     strings.Builder
 	names   map[int]string // of nodes that this function has printed
-	places  map[int]int    // of nodes, in numbers
+	places  map[place]int  // in numbers
 	numbers []uint32
 	printed int // nodes, in all functions
 	reads   bool
 }
 
-// large is the number of nodes from which on a kernel has few copies of the code.
-const large = 12
+// place is a number that follows from Params: the value of a node, or its reciprocal.
+type place struct {
+	node       int
+	reciprocal bool
+}
+
+// The number of nodes from which on a kernel has few copies of the code, and of nodes with derivatives.
+const large, largeGradient = 12, 48
 
 // Functions of CUDA and of attn_expression.cuh for operations with one or two arguments.
 var (
@@ -49,7 +55,18 @@ var (
 // CUDA prints the Program. loads are functions of (address, index) that load an element of each tensor. flags are further constants of the
 // struct.
 func (p *Program) CUDA(loads []string, flags string) Printed {
-	w := &printer{p: p, loads: loads, places: map[int]int{}}
+	return (&printer{p: p, loads: loads, places: map[place]int{}}).expression(flags, "", large)
+}
+
+// GradientCUDA is CUDA with the derivatives, as kernels/attn_written_backward.cuh describes them.
+func (p *Program) GradientCUDA(loads []string, flags string) Printed {
+	w := &printer{p: p, loads: loads, places: map[place]int{}}
+	return w.expression(fmt.Sprintf("%s, linear = %t", flags, p.Linear()), w.function("float slope", p.Slope)+w.partials(), largeGradient)
+}
+
+// expression prints the struct, with further functions. many is the number of nodes that are large.
+func (w *printer) expression(flags, further string, many int) Printed {
+	p := w.p
 	functions := w.function("float score", p.Score)
 	judges := false
 	if p.Visible >= 0 {
@@ -59,7 +76,7 @@ func (p *Program) CUDA(loads []string, flags string) Printed {
 		functions += printedFunction("bool sees", "", "true")
 	}
 	text := fmt.Sprintf("struct Expression {\n  static constexpr bool %s, scores = %t, hides = %t, judges = %t, reads = %t, large = %t;\n%s};\n",
-		flags, p.ChangesScores(), p.Visible >= 0, judges, w.reads, w.printed >= large, functions)
+		flags, p.ChangesScores(), p.Visible >= 0, judges, w.reads, w.printed >= many, functions+further)
 	return Printed{Text: text, Numbers: w.numbers, Reads: w.reads}
 }
 
@@ -71,8 +88,41 @@ func (w *printer) function(name string, i int) string {
 	return printedFunction(name, w.out.String(), value)
 }
 
+const printedArguments = "const WrittenParams& p, float score, int query, int key, int head, int sequence"
+
 func printedFunction(name, body, value string) string {
-	return fmt.Sprintf("  __device__ static __forceinline__ %s(const WrittenParams& p, float score, int query, int key, int head, int sequence) {\n%s    return %s;\n  }\n", name, body, value)
+	return fmt.Sprintf("  __device__ static __forceinline__ %s(%s) {\n%s    return %s;\n  }\n", name, printedArguments, body, value)
+}
+
+// partials prints a function with the derivatives by elements of tensors.
+func (w *printer) partials() string {
+	w.names = map[int]string{}
+	w.out.Reset()
+	var calls strings.Builder
+	for i, partial := range w.p.Partials {
+		n := &w.p.Nodes[partial.Element]
+		by := w.value(partial.By)
+		fmt.Fprintf(&calls, "    f(%d, %d, %s, %s);\n", i, n.Tensor, w.index(n, w.arguments(n)), by)
+	}
+	return fmt.Sprintf("  static constexpr int PARTIALS = %d;\n  template <class F> __device__ static __forceinline__ void partials(%s, const F& f) {\n%s%s  }\n",
+		len(w.p.Partials), printedArguments, w.out.String(), calls.String())
+}
+
+// arguments prints the arguments of a node, and returns their names.
+func (w *printer) arguments(n *Node) (names []string) {
+	for _, arg := range n.Arguments(w.p) {
+		names = append(names, w.value(arg))
+	}
+	return names
+}
+
+// index returns the place of an element in its tensor.
+func (w *printer) index(n *Node, args []string) string {
+	index := args[0]
+	for axis, arg := range args[1:] {
+		index = fmt.Sprintf("(%s) * p.sizes[%d] + %s", index, maxRank*n.Tensor+axis+1, arg)
+	}
+	return index
 }
 
 // value prints node i and the nodes that node i depends on, and returns the name of node i's constant.
@@ -89,13 +139,9 @@ func (w *printer) value(i int) string {
 		if n.Param == "" {
 			return literal(n)
 		}
-		text = w.number(i, n)
-	} else {
-		var args []string
-		for _, arg := range n.Arguments(w.p) {
-			args = append(args, w.value(arg))
-		}
-		text = w.operation(n, args)
+		text = w.number(place{i, false}, n.Kind, n.Value)
+	} else if text = w.quotient(n); text == "" {
+		text = w.operation(n, w.arguments(n))
 	}
 	name := fmt.Sprintf("v%d", len(w.names))
 	w.names[i] = name
@@ -115,23 +161,39 @@ func literal(n *Node) string {
 	return fmt.Sprintf("(%d)", int32(n.Value))
 }
 
-// number prints node i, a constant that follows from Params: a parameter of the kernel.
-func (w *printer) number(i int, n *Node) string {
-	at, there := w.places[i]
+// number prints a constant that follows from Params: a parameter of the kernel.
+func (w *printer) number(of place, kind Kind, x float64) string {
+	at, there := w.places[of]
 	if !there {
-		bits := uint32(int32(n.Value))
-		if n.Kind == Float {
-			bits = math.Float32bits(float32(n.Value))
+		bits := uint32(int32(x))
+		if kind == Float {
+			bits = math.Float32bits(float32(x))
 		}
-		at, w.places[i], w.numbers = len(w.numbers), len(w.numbers), append(w.numbers, bits)
+		at, w.places[of], w.numbers = len(w.numbers), len(w.numbers), append(w.numbers, bits)
 	}
-	switch n.Kind {
+	switch kind {
 	case Float:
 		return fmt.Sprintf("__uint_as_float(p.numbers[%d])", at)
 	case Bool:
 		return fmt.Sprintf("p.numbers[%d] != 0", at)
 	}
 	return fmt.Sprintf("(int)p.numbers[%d]", at)
+}
+
+// quotient prints a division by a constant: a product with the reciprocal, which is many times as fast. It is empty for other divisions, and
+// where the reciprocal is not a normal float32.
+func (w *printer) quotient(n *Node) string {
+	by := &w.p.Nodes[n.Args[1]]
+	if size := math.Abs(by.Value); n.Op != Divide || by.Op != Constant || !(size > 0x1p-120 && size < 0x1p120) {
+		return ""
+	}
+	reciprocal := ""
+	if by.Param == "" {
+		reciprocal = literal(&Node{Op: Constant, Kind: Float, Value: 1 / by.Value})
+	} else {
+		reciprocal = w.number(place{n.Args[1], true}, Float, 1/by.Value)
+	}
+	return "product(" + w.value(n.Args[0]) + ", " + reciprocal + ")"
 }
 
 func (w *printer) operation(n *Node, args []string) string {
@@ -154,11 +216,7 @@ func (w *printer) operation(n *Node, args []string) string {
 		return args[0] + " ? " + args[1] + " : " + args[2]
 	case Element:
 		w.reads = true
-		index := args[0]
-		for axis, arg := range args[1:] {
-			index = fmt.Sprintf("(%s) * p.sizes[%d] + %s", index, maxRank*n.Tensor+axis+1, arg)
-		}
-		return fmt.Sprintf("%s(p.tensors[%d], %s)", w.loads[n.Tensor], n.Tensor, index)
+		return fmt.Sprintf("%s(p.tensors[%d], %s)", w.loads[n.Tensor], n.Tensor, w.index(n, args))
 	}
 	panic(fmt.Sprintf("variant: operation %d is not printed", n.Op))
 }

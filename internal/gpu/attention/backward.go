@@ -56,10 +56,13 @@ func (k *backwardKernel) keys() int {
 }
 
 // canBackward lists what the kernels support. Workers do not change gradients.
-var canBackward = attn.Can{Name: "gradients and dropout on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
+var canBackward = attn.Can{Name: "gradients and dropout on GPUs", Features: canForward.Features | attn.Varied, KV: gpu.Halves}
+
+// canForward is canBackward of attention with dropout.
+var canForward = attn.Can{Name: "gradients and dropout on GPUs", Features: attn.Causal | attn.SetWorkers | backwardScoredFeatures, KV: gpu.Halves}
 
 // canBackwardWide is canBackward of float32.
-var canBackwardWide = attn.Can{Name: "gradients of float32 on GPUs", Features: canBackward.Features &^ attn.Dropout, KV: []attn.DType{attn.Float32}}
+var canBackwardWide = attn.Can{Name: "gradients of float32 on GPUs", Features: canForward.Features &^ attn.Dropout, KV: []attn.DType{attn.Float32}}
 
 func canBackwardOf(kv attn.DType) *attn.Can {
 	if kv == attn.Float32 {
@@ -109,7 +112,8 @@ type Backward struct {
 	rowsFunction, function             *cuda.Function
 	sumsFunction                       *cuda.Function // writes dq
 	biasFunction, sinksFunction        *cuda.Function
-	blocks                             int // query blocks of a head
+	written                            *writtenBackward // with a variant
+	blocks                             int              // query blocks of a head
 	counters, rows, terms, sums, bytes int64
 }
 
@@ -121,14 +125,16 @@ type backwardLaunch struct {
 }
 
 // BackwardOperands is the memory of a [Backward], in the layout of [attn.Gradient]. LSE and DLSE are float32. DOut without a
-// buffer means 0, and so does DLSE. Without DOut, V, Out and DV are unused. A bias has the type of Q, sinks are float32, and
-// their gradients are optional.
+// buffer means 0, and so does DLSE. Without DOut, V, Out and DV are unused. A bias has the type of Q, sinks are float32, tensors are those of
+// the variant, and the gradients of all these are optional.
 type BackwardOperands struct {
 	Q, K, V, Out, LSE, DOut, DLSE gpu.Memory
 	DQ, DK, DV                    gpu.Memory
 	Bias, DBias, Sinks, DSinks    gpu.Memory
-	Seed                          int64     // the seed of the forward pass's Dropout
-	Workspace                     gpu.Bytes // Bytes long; begins with Table
+	Tensors                       []Tensor
+	DTensors                      []gpu.Memory // as Tensors
+	Seed                          int64        // the seed of the forward pass's Dropout
+	Workspace                     gpu.Bytes    // Bytes long; begins with Table
 }
 
 // CanBackward returns an error if no GPU computes the gradients of s with operands of type kv. Errors wrap attn.ErrShape,
@@ -146,6 +152,9 @@ func CanBackward(op string, s *attn.Gradient, kv attn.DType) error {
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: head dim %d: kernels have multiples of 8 up to %d", canBackward.Name, s.Dim, most)
 	case rows > math.MaxInt32/2 || attn.Product(s.Batch, s.KVHeads, s.Keys) > math.MaxInt32/2:
 		return gpu.Errorf(op, attn.ErrUnsupported, "%s: a batch of %d with %d heads, %d queries and %d keys: kernels have at most 2^30 rows", canBackward.Name, s.Batch, s.Heads, s.Queries, s.Keys)
+	}
+	if err := canWritten(op, s); err != nil {
+		return err
 	}
 	return canScores(op, s)
 }
@@ -166,8 +175,10 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	if err := CanBackward(op, s, kv); err != nil {
 		return nil, err
 	}
+	reduced := reducedGradient(s)
+	s = &reduced
 	wide := kv == attn.Float32
-	scored := wide || backwardProblem(s, kv).Features()&backwardScoredFeatures != 0
+	scored := wide || backwardProblem(s, kv).Features()&(backwardScoredFeatures|attn.Varied) != 0
 	i := slices.IndexFunc(backwardTable, func(k backwardKernel) bool {
 		return k.scored == scored && k.wide == wide && s.Dim <= k.dim && k.capability.have(e.info.Capability)
 	})
@@ -182,6 +193,11 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	if err := b.load(); err != nil {
 		return nil, err
 	}
+	if s.Variant != nil {
+		if err := b.loadWritten(op); err != nil {
+			return nil, err
+		}
+	}
 	b.blocks = attn.Ceil(s.Queries, k.rows)
 	queryBlocks := int64(s.Batch) * int64(s.Heads) * int64(b.blocks)
 	align := func(n int64) int64 { return (n + 255) / 256 * 256 }
@@ -190,7 +206,7 @@ func (e *Engine) NewBackward(s *attn.Gradient, kv attn.DType) (*Backward, error)
 	if k.groups {
 		adders *= 2
 	}
-	b.rows = align(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+adders))
+	b.rows = align(b.layWritten(b.counters + 4*(1+3*int64(s.Batch)*int64(s.KVHeads)+adders)))
 	b.terms = align(b.rows + queryBlocks*int64(k.rows)*8)
 	b.sums = b.terms
 	if s.Score.Sinks {
@@ -296,6 +312,9 @@ func (b *Backward) check(o *BackwardOperands) error {
 	if err := b.checkScores(op, o); err != nil {
 		return err
 	}
+	if err := b.checkTensors(op, o); err != nil {
+		return err
+	}
 	return o.Workspace.Check(op, "the workspace", int(b.bytes), 1)
 }
 
@@ -329,12 +348,13 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	if b.kv == attn.Float16 { // the rows of values, too
 		warps += s.Batch * s.KVHeads * s.Keys
 	}
-	launches := []backwardLaunch{
-		{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}, k.rowsOfRows()},
-		{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}, k.rows},
-	}
+	launches := []backwardLaunch{{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}, k.rowsOfRows()}}
+	launches = append(launches, b.boundLaunches()...)
+	main := backwardLaunch{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}, k.rows}
 	if k.groups {
-		launches[1].Blocks[0], launches[1].Overlap = min(launches[1].Blocks[0], b.engine.info.Multiprocessors), true
+		main.Blocks[0], main.Overlap = min(main.Blocks[0], b.engine.info.Multiprocessors), true
+	}
+	if launches = append(launches, main); k.groups {
 		launches = append(launches, backwardLaunch{b.sumsFunction, cuda.Grid{Blocks: [3]int{s.Batch * s.Heads * b.blocks * 2}, Threads: [3]int{128}, Overlap: true}, k.rows})
 	}
 	var scored backwardScoredParams
@@ -342,18 +362,36 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 		scored = backwardScoredParams{backwardParams: p, score: b.scores(o)}
 		launches = append(launches, b.scoredLaunches(o)...)
 	}
+	var written *writtenBackwardParams
+	if b.written != nil {
+		written = b.writtenParams(scored, o)
+		launches = append(launches, b.termLaunches(o)...)
+	}
 	var args cuda.Args
 	for _, x := range launches {
 		args.Reset()
 		p.blocks = int32(b.blocks * k.rows / x.rows)
-		if scored.blocks = p.blocks; k.scored {
+		switch {
+		case written != nil: // kernels of modules have the first of these parameters
+			written.blocks = p.blocks
+			cuda.Struct(&args, written)
+		case k.scored:
+			scored.blocks = p.blocks
 			cuda.Struct(&args, &scored)
-		} else {
+		default:
 			cuda.Struct(&args, &p)
 		}
 		args.Hold(w.Buffer)
 		for _, m := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV, &o.Bias, &o.DBias, &o.Sinks, &o.DSinks} {
 			if m.Buffer != nil {
+				args.Hold(m.Buffer)
+			}
+		}
+		for i := range o.Tensors {
+			args.Hold(o.Tensors[i].Memory.Buffer)
+		}
+		for i := range o.DTensors {
+			if m := &o.DTensors[i]; m.Buffer != nil {
 				args.Hold(m.Buffer)
 			}
 		}

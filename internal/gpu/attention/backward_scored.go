@@ -54,13 +54,13 @@ func (b *Backward) loadScored() error {
 	}
 	if b.kernel.groups {
 		err = b.loadGroups(backwardHopperScoredUnit, "backward_hopper_scored")
-	} else {
+	} else if b.shape.Variant == nil {
 		b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim))
 	}
 	if err != nil {
 		return err
 	}
-	if b.shape.Bias != (attn.Bias{}) {
+	if b.shape.Bias != (attn.Bias{}) && b.shape.Variant == nil {
 		if b.biasFunction, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_bias_%s_%d", element, b.kernel.dim)); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (b *Backward) slopes() (all []float32) {
 // scoredLaunches returns the launches behind the gradients of q, k and v.
 func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	s, k := &b.shape, b.kernel
-	if o.DBias.Buffer != nil {
+	if o.DBias.Buffer != nil && b.written == nil {
 		pieces := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences)
 		rows, warps := k.rows, k.warps
 		if k.groups { // the kernel of the bias's gradient multiplies by single warps
@@ -189,7 +189,10 @@ type DropoutOperands struct {
 
 // CanForward returns an error if [Backward.Forward] does not compute p: it has a schedule of its own.
 func CanForward(op string, p *attn.Problem) error {
-	return canBackwardOf(p.Pages.Key().DType).Do(op, p)
+	if kv := p.Pages.Key().DType; kv == attn.Float32 {
+		return canBackwardWide.Do(op, p)
+	}
+	return canForward.Do(op, p)
 }
 
 func (b *Backward) dropoutFunction(dim int) (*cuda.Function, error) {

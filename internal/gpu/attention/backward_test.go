@@ -42,11 +42,16 @@ func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in 
 			s.Bias.X[i] = format.Round(x)
 		}
 	}
+	for _, x := range s.Tensors {
+		for i, f := range x.F64 {
+			x.F64[i] = format.Round(f)
+		}
+	}
 	c := reftest.New(rng, s, in, format, format)
 	b := &backwardCase{Case: c, kv: kv, shape: attn.Gradient{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: queries, Keys: keys, QueryLengths: s.Queries, Lengths: s.Keys,
 		Dim: s.Dim, ValueDim: s.Dim, Scale: c.Scale, Mask: s.Mask,
-		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Sinks: s.Sinks != nil, Dropout: s.Dropout},
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Sinks: s.Sinks != nil, Dropout: s.Dropout, Variant: s.Variant},
 	}}
 	b.ops.Seed = s.Seed
 	p := reftest.Precision{Acc: reftest.Float32, P: format, Out: format}
@@ -94,6 +99,7 @@ func (m *machine) newBackward(t testing.TB, rng *rand.Rand, s reftest.Shape, in 
 		o.Sinks = put(s.Sinks, attn.Float32)
 		o.DSinks = gpu.Memory{DType: attn.Float32, Len: o.Sinks.Len}
 	}
+	b.putTensors(t, m)
 	return b
 }
 
@@ -105,6 +111,11 @@ func (b *backwardCase) results() []*gpu.Memory {
 	}
 	for _, x := range []*gpu.Memory{&b.ops.DBias, &b.ops.DSinks} {
 		if x.Len > 0 {
+			all = append(all, x)
+		}
+	}
+	for i := range b.ops.DTensors {
+		if x := &b.ops.DTensors[i]; x.Len > 0 {
 			all = append(all, x)
 		}
 	}
@@ -196,6 +207,7 @@ func (b *backwardCase) check(t testing.TB) {
 			t.Errorf("%v: %s of %+v: %v", b, x.name, s.Bias, err)
 		}
 	}
+	b.checkTensors(t)
 }
 
 func (b *backwardCase) close(t testing.TB) {
@@ -206,6 +218,7 @@ func (b *backwardCase) close(t testing.TB) {
 			noError(t, x.Buffer.Close())
 		}
 	}
+	b.closeTensors(t)
 }
 
 // backwardShape draws a shape that takes some work at most.
@@ -318,7 +331,7 @@ func (m *machine) testBackwardCase(t *testing.T, rng *rand.Rand, s reftest.Shape
 	if b.check(t); t.Failed() {
 		t.Fatalf("%v inputs, %+v", in, of)
 	}
-	if of.out && kv != attn.Float32 {
+	if of.out && kv != attn.Float32 && s.Variant == nil {
 		m.testDropout(t, b)
 	}
 	if again := m.runBackward(t, b); !bytes.Equal(again, first) {
@@ -415,7 +428,7 @@ func (m *machine) testBackwardRuns(t *testing.T, rng *rand.Rand, s reftest.Shape
 	b := m.newBackward(t, rng, s, reftest.Normal, kv, costs{out: true}, 1)
 	first := m.runBackward(t, b)
 	b.check(t)
-	if kv != attn.Float32 {
+	if kv != attn.Float32 && s.Variant == nil {
 		m.testDropout(t, b)
 	}
 	for run := range runs - 1 {
@@ -432,7 +445,11 @@ func TestCanBackward(t *testing.T) {
 	noError(t, CanBackward("x", &good, attn.BFloat16))
 	for text, change := range map[string]func(g *attn.Gradient){
 		"a tree of new tokens":                 func(g *attn.Gradient) { g.Tree = true },
-		"a variant":                            func(g *attn.Gradient) { g.Variant = &variant.Program{} },
+		"a variant that is Unnormalised":       func(g *attn.Gradient) { g.Variant = &variant.Program{Unnormalised: true} },
+		"a dropout of 0.5 beside a variant":    func(g *attn.Gradient) { g.Variant, g.Dropout = &variant.Program{}, .5 },
+		"3 sink tokens beside a variant":       func(g *attn.Gradient) { g.Variant, g.Window, g.SinkTokens = &variant.Program{}, 5, 3 },
+		"at most 2^37":                         func(g *attn.Gradient) { g.Variant, g.Queries, g.Keys = &variant.Program{}, 1<<18, 1<<17 },
+		"at most 2^31":                         func(g *attn.Gradient) { g.Variant, g.DTensors = &variant.Program{}, [][]int{{1 << 20, 1 << 11}} },
 		"a soft cap of 1e-40":                  func(g *attn.Gradient) { g.Cap = 1e-40 },
 		"values of 64 elements and keys of 72": func(g *attn.Gradient) { g.ValueDim = 64 },
 		"head dim 136":                         func(g *attn.Gradient) { g.Dim, g.ValueDim = 136, 136 },
@@ -445,6 +462,11 @@ func TestCanBackward(t *testing.T) {
 	}
 	noError(t, CanBackward("x", &good, attn.Float32))
 	wantError(t, "float64", CanBackward("x", &good, attn.Float64), attn.ErrDType, "float64")
+	varied := good
+	varied.Variant = &variant.Program{}
+	noError(t, CanBackward("x", &varied, attn.Float16))
+	wantError(t, "a variant of float32", CanBackward("x", &varied, attn.Float32), attn.ErrUnsupported, "gradients of float32 on GPUs: a variant")
+	wantError(t, "attention with dropout", CanForward("x", backwardProblem(&varied, attn.Float16)), attn.ErrUnsupported, "a variant")
 	dropped := good
 	dropped.Dropout = .5
 	wantError(t, "dropout of float32", CanBackward("x", &dropped, attn.Float32), attn.ErrUnsupported, "gradients of float32 on GPUs: a dropout of 0.5")

@@ -5,6 +5,7 @@ package attention
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -221,6 +222,16 @@ func TestEmulatedBackwardScores(t *testing.T) {
 
 func TestEmulatedBackwardWide(t *testing.T) {
 	testBackwardWide(t, emulatedGPU(t, 5), reftest.Cases(t, 2, 24), 60_000, 150)
+}
+
+// Gradients with the user's variants, compiled for the emulated GPU.
+func TestEmulatedBackwardWritten(t *testing.T) {
+	if os.Getenv("LEANATTENTION_PTX") == "" && !reftest.Every(t) {
+		t.Skip("a case takes seconds: all of them with LEANATTENTION_TESTS=all, some with LEANATTENTION_PTX")
+	}
+	m := emulatedGPU(t, 5)
+	testBackwardWritten(t, m, reftest.Cases(t, 2, 12), 60_000, 150)
+	testBackwardWrittenBits(t, m, 2, 140)
 }
 
 // Each driver call of gradients fails once: the error is returned, nothing leaks, and a second try works.

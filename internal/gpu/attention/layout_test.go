@@ -165,6 +165,8 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_backward.cuh", "BackwardParams", backwardParams{}},
 		{"kernels/attn_backward_variant.cuh", "BackwardScores", backwardScores{}},
 		{"kernels/attn_backward_variant.cuh", "BackwardScoredParams", backwardScoredParams{}},
+		{"kernels/attn_written_backward.cuh", "WrittenGradients", writtenGradients{}},
+		{"kernels/attn_written_backward.cuh", "WrittenBackwardParams", writtenBackwardParams{}},
 		{"kernels/attn_dropout.cuh", "DropoutParams", dropoutParams{}},
 		{"kernels/attn_narrow.cuh", "NarrowParams", narrowScales{}},
 		{"kernels/attn_narrow.cuh", "NarrowLaunchParams", narrowParams{}},

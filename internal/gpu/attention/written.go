@@ -195,7 +195,7 @@ type compiled struct {
 // printedKey identifies a kernel and its numbers: equal keys have equal kernels.
 type printedKey struct {
 	*variant.Program
-	line             *kernel
+	line             any // of a table
 	dim              int
 	query            attn.DType
 	changes, windows bool
@@ -215,28 +215,51 @@ var (
 // print returns k, a line of the table for variants, for the variant of g, and the numbers of its parameters. The kernel is compiled if no
 // problem of the same structure came before.
 func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, error) {
-	key := printedKey{g.Variant, k, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0}
-	e.printed.Lock()
-	made, ok := e.printed.known[key]
-	e.printed.Unlock()
-	if ok {
+	key := keyOf(g, k)
+	if made, ok := e.known(key); ok {
 		return made, nil
 	}
+	text := g.Variant.CUDA(loadsOf(g), key.flags())
+	source, names := unitOf(g, k, text.Text)
+	return e.compile(op, key, k, text.Numbers, source, names)
+}
+
+func keyOf(g *attn.Problem, line any) printedKey {
+	return printedKey{g.Variant, line, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0}
+}
+
+// flags are the constants of an Expression that the variant does not decide.
+func (k *printedKey) flags() string {
+	return fmt.Sprintf("changes = %t, windows = %t", k.changes, k.windows)
+}
+
+// loadsOf returns the functions that load elements of the variant's tensors.
+func loadsOf(g *attn.Problem) []string {
 	loads := make([]string, len(g.Variant.Tensors))
 	for i, d := range g.Variant.Tensors {
 		if loads[i] = stores[g.QueryType] + "::load"; d.Int {
 			loads[i] = "elementOf<int>"
 		}
 	}
-	text := g.Variant.CUDA(loads, fmt.Sprintf("changes = %t, windows = %t", key.changes, key.windows))
-	if len(text.Numbers) > writtenNumbers {
-		return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant with %d numbers that follow from Params: %d are the most on a GPU", len(text.Numbers), writtenNumbers)
+	return loads
+}
+
+func (e *Engine) known(key printedKey) (printedKernel, bool) {
+	e.printed.Lock()
+	defer e.printed.Unlock()
+	made, ok := e.printed.known[key]
+	return made, ok
+}
+
+// compile returns k with the functions of a unit, whose Expression has these numbers.
+func (e *Engine) compile(op string, key printedKey, k *kernel, numbers []uint32, source string, names []string) (printedKernel, error) {
+	if len(numbers) > writtenNumbers {
+		return printedKernel{}, gpu.Errorf(op, attn.ErrUnsupported, "a variant with %d numbers that follow from Params: %d are the most on a GPU", len(numbers), writtenNumbers)
 	}
-	made = printedKernel{k, text.Numbers}
+	made := printedKernel{k, numbers}
 	if e.dev == nil { // for a schedule alone
 		return made, nil
 	}
-	source, names := unitOf(g, k, text.Text)
 	e.printed.Lock()
 	if e.printed.kernels == nil {
 		e.printed.kernels = map[string]*compiled{}
@@ -291,11 +314,8 @@ func (c *compiled) get(e *Engine, op string, k *kernel, source string, names []s
 	}
 	made := *k
 	made.line, made.entries = k, names[:1]
-	for i, name := range names {
-		f, err := m.Function(name)
-		if i == 0 && err == nil {
-			err = f.SetDynamicShared(e.info.SharedPerBlockMost)
-		}
+	for _, name := range names {
+		f, err := gpu.WithShared(m, &e.info, name)
 		if err != nil {
 			return nil, err
 		}
