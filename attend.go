@@ -35,6 +35,9 @@ type Args struct {
 	Out G.Value
 	// LSE, if not nil, is (batch, heads, Nq), of Q's element type. It receives the log-sum-exp of each query ([LogSumExp]).
 	LSE G.Value
+	// Entropy, if not nil, is as LSE. It receives the entropy of each query's weights ([Entropy]). Host memory only. [WithDropout],
+	// [WithBatchInvariance], an Unnormalised [Variant], Parents and Segments are [ErrUnsupported] then.
+	Entropy G.Value
 	// Mass, if not nil, is (batch, heads, Nq, n), of Q's element type, with n = ceil(Nk/t) for the t of [WithTileTokens]. It
 	// receives the attention mass of each query: the sums of its weights p_j over the keys [i*t, (i+1)*t), for i from 0 to n-1.
 	// Sinks have the rest of the weights. Small LeanTiles cost time. Host memory only. [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance],
@@ -128,6 +131,9 @@ func Attend(a Args, opts ...Option) (err error) {
 	if gpu != nil && a.Mass != nil {
 		return errs.Errorf(op, ErrUnsupported, "Args.Mass, on %v: tensors in host memory have it", gpu)
 	}
+	if gpu != nil && a.Entropy != nil {
+		return errs.Errorf(op, ErrUnsupported, "Args.Entropy, on %v: tensors in host memory have it", gpu)
+	}
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
@@ -174,6 +180,11 @@ func Attend(a Args, opts ...Option) (err error) {
 			return err
 		}
 	}
+	if a.Entropy != nil {
+		if err := c.checkEntropy(op, &t, &p, &a); err != nil {
+			return err
+		}
+	}
 	if a.Mass != nil {
 		if err := c.checkMass(op, &t, &p, &a); err != nil {
 			return err
@@ -213,6 +224,24 @@ func (c *config) checkMass(op string, t *tensors, p *problem, a *Args) (err erro
 		return err
 	}
 	return checkResult(op, roleMass, t, p, attn.Ceil(p.keys, c.tileTokens))
+}
+
+// checkEntropy checks Args.Entropy, and makes it a tensor of the run.
+func (c *config) checkEntropy(op string, t *tensors, p *problem, a *Args) (err error) {
+	switch {
+	case len(a.Segments) > 0:
+		return errs.Errorf(op, ErrUnsupported, "Args.Entropy with %d segments", len(a.Segments))
+	case a.Parents != nil:
+		return errs.Errorf(op, ErrUnsupported, "Args.Entropy with Parents")
+	}
+	g := p.geometry(c)
+	if err := attention.CanMeasure(op, &g); err != nil {
+		return errs.Errorf(op, ErrUnsupported, "Args.Entropy: %v", err)
+	}
+	if t[roleEntropy], err = ongpu.Dense(op, roleEntropy.String(), a.Entropy); err != nil {
+		return err
+	}
+	return checkResult(op, roleEntropy, t, p, 0)
 }
 
 func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %s", i, what) }
@@ -533,6 +562,9 @@ func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], s
 	}
 	if lse := t[roleLSE]; lse != nil {
 		o.LSE = dense.Backing[F](lse)
+	}
+	if entropy := t[roleEntropy]; entropy != nil {
+		o.Entropy = dense.Backing[F](entropy)
 	}
 	if mass := t[roleMass]; mass != nil {
 		o.Mass, o.Tiles = dense.Backing[F](mass), mass.Shape()[mass.Dims()-1]

@@ -93,6 +93,9 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	if err := op.fresh(name); err != nil {
 		return nil, err
 	}
+	if op.entropy.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on Gorgonia's CUDA machine: tensors in host memory have it")
+	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {
 		return nil, err
@@ -145,6 +148,9 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 	defer errs.RecoverTo(name, &err)
 	if len(in) != 3 {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 3", len(in))
+	}
+	if op.entropy.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on Gorgonia's CUDA machine: caches in host memory have it")
 	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {

@@ -75,7 +75,7 @@ func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err erro
 	defer errs.RecoverTo(name, &err)
 	a := op.attention
 	if a == nil {
-		return nil, errs.Errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+		return nil, errs.Errorf(op.of, ErrUnsupported, "gradient of the %s", op.what())
 	}
 	if err := a.differentiable(name, len(in)); err != nil {
 		return nil, err
@@ -591,7 +591,7 @@ func (op *lseOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err erro
 	defer errs.RecoverTo(name, &err)
 	a := op.attention
 	if a == nil {
-		return errs.Errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+		return errs.Errorf(op.of, ErrUnsupported, "gradient of the %s", op.what())
 	}
 	if err := a.differentiable(name, len(in)); err != nil {
 		return err

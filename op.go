@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -151,6 +152,7 @@ type attentionOp struct {
 	constant     [roles]bool                      // inputs that are constants: they have no gradient
 	tensorShapes [variant.MaxTensors]tensor.Shape // of the variant
 	lse          lseStore
+	entropy      lseStore
 	graded       atomic.Bool  // there are nodes of gradients
 	stale        func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
 	memory       ongpu.Node
@@ -296,10 +298,15 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if store != nil {
 		t[roleLSE] = dense.New(p.query, p.lseShape()...)
 	}
+	entropies := op.entropy.asked()
+	if entropies != nil {
+		t[roleEntropy] = dense.New(p.query, p.lseShape()...)
+	}
 	if err = r.attend(name, p, &op.config, &t); err != nil {
 		return nil, err
 	}
 	store.put(t[roleOut], t[roleLSE])
+	entropies.put(t[roleOut], t[roleEntropy])
 	return t[roleOut], nil
 }
 
@@ -386,6 +393,9 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 
 // doOnGPU is Do for q, k and v on a GPU. Lengths are in host memory.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
+	if op.entropy.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on %v: tensors in host memory have it", gpu)
+	}
 	if op.graded.Load() {
 		if _, err := gpu.Backward(name, op.gradient(false, 0).problemThere(), op.query); err != nil {
 			return nil, err
@@ -595,7 +605,49 @@ func newLSE(op *lseOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
 
 func (op *attentionOp) attention() *attentionOp { return op }
 
-// lseOp is the node of [LogSumExp]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
+// Entropy adds the entropy of an attention's weights to the graph: for each query
+//
+//	entropy[b,h,i] = -sum_j p_j ln p_j
+//
+// over the keys that the query sees, with the weights p_j of [Attention]. out is the node that [Attention] or [CachedAttention] has returned.
+//
+//   - Shape and element type are those of [LogSumExp]. A query that sees no key has 0.
+//   - [WithSinks] takes a part of the weights: the sum is over the keys alone.
+//   - The node has no gradient.
+//   - [ErrUnsupported]: GPUs, trees ([Append.Parents]), [WithDropout], [WithBatchInvariance], and an Unnormalised [Variant].
+//   - A second call for the same node returns the same node.
+//
+// Other errors: [ErrGraph] for any other node.
+func Entropy(out *G.Node) (entropy *G.Node, err error) {
+	const op = "Entropy"
+	defer errs.RecoverTo(op, &err)
+	if out == nil || out.Graph() == nil {
+		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
+	}
+	var g attn.Problem
+	l := &lseOp{entropy: true, inRank: out.Dims()}
+	switch of := out.Op().(type) {
+	case interface{ attention() *attentionOp }:
+		a := of.attention()
+		g = a.geometry(&a.config)
+		l.of, l.dtype, l.shape, l.from = "Attention", operand.LSEType(a.query), a.lseShape(), &a.entropy
+	case interface{ cached() *cachedOp }:
+		c := of.cached()
+		if gpu := c.step.cache.config.Device; gpu != nil {
+			return nil, errs.Errorf(op, ErrUnsupported, "the cache is on %v: caches in host memory have entropies", gpu)
+		}
+		g = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer)
+		l.of, l.dtype, l.shape, l.from = "CachedAttention", c.rows.LSEType(), c.rows.LSEShape(), &c.entropy
+	default:
+		return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
+	}
+	if err := attention.CanMeasure("attend", &g); err != nil {
+		return nil, errs.Errorf(op, ErrUnsupported, "%v", err)
+	}
+	return newLSE(l, out, out)
+}
+
+// lseOp is the node of [LogSumExp] or [Entropy]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
 // the store. Its other inputs are those of the attention, for the gradient.
 type lseOp struct {
 	graph.Plain
@@ -605,7 +657,8 @@ type lseOp struct {
 	shape  tensor.Shape
 	from   *lseStore
 
-	attention *attentionOp // nil: of a cache, without gradient
+	entropy   bool         // in place of the log-sum-exp
+	attention *attentionOp // nil: of a cache, or an entropy, without gradient
 }
 
 // ReadsFirst implements [ongpu.FirstOp]: the other inputs are for the gradient.
@@ -632,13 +685,25 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 			return t, nil
 		}
 	}
-	return nil, errs.Errorf(op.of, ErrState, "the log-sum-exp was asked for before the attention ran")
+	return nil, errs.Errorf(op.of, ErrState, "the "+op.what()+" was asked for before the attention ran")
 }
 func (op *lseOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.LSE of %s %v %v", op.of, op.dtype, op.shape)
+	fmt.Fprintf(h, "leanattention.LSE of %s %v %v entropy %t", op.of, op.dtype, op.shape, op.entropy)
 }
 func (op *lseOp) Hashcode() uint32 { return graph.Hashcode(op) }
-func (op *lseOp) String() string   { return "LSE" }
+func (op *lseOp) String() string {
+	if op.entropy {
+		return "Entropy"
+	}
+	return "LSE"
+}
+
+func (op *lseOp) what() string {
+	if op.entropy {
+		return "entropy"
+	}
+	return "log-sum-exp"
+}
 
 var (
 	_ G.SDOp = (*attentionOp)(nil)

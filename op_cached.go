@@ -175,8 +175,9 @@ type cachedOp struct {
 	node stepNode
 	rows kvstore.Rows
 	config
-	call int // two nodes with the same arguments stay two
-	lse  lseStore
+	call    int // two nodes with the same arguments stay two
+	lse     lseStore
+	entropy lseStore
 
 	memory ongpu.Node // of the output and the log-sum-exp on a GPU
 }
@@ -263,11 +264,17 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		}
 		call.Tensors = append(call.Tensors, variantTensor(t))
 	}
+	var entropy G.Value
+	store := op.entropy.asked()
+	if store != nil {
+		call.Entropy = &entropy
+	}
 	out, lse, err := op.step.attend(name, &op.node, call)
 	if err != nil {
 		return nil, err
 	}
 	op.keepLSE(out, lse)
+	store.put(out, entropy)
 	return out, nil
 }
 

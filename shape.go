@@ -31,12 +31,13 @@ const (
 	roleTensor3
 	roleOut
 	roleLSE
+	roleEntropy
 	roleMass
 	roleGrad // the gradient of out or of lse, which comes in
 	roles    // how many there are
 )
 
-var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed", "bias", "sinks", "tensor 0 of the variant", "tensor 1 of the variant", "tensor 2 of the variant", "tensor 3 of the variant", "out", "lse", "mass", "the gradient"}
+var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed", "bias", "sinks", "tensor 0 of the variant", "tensor 1 of the variant", "tensor 2 of the variant", "tensor 3 of the variant", "out", "lse", "entropy", "mass", "the gradient"}
 
 func (r role) String() string { return roleNames[r] }
 

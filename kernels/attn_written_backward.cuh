@@ -247,36 +247,41 @@ template <class B, class E, int PASS> struct WrittenTerms {
       Numbers x, y;
       B::multiply(x, keys + warp * (B::MINE * 128) + left, stage + right);
       if (PASS != WRITTEN_FACTOR) B::multiply(y, values + warp * (B::MINE * 128) + left, stage + B::ROW + right);
-      // One copy of the code: what a turn needs of the products moves to the front.
+      // There is code for the rows of a turn, whose products move to the front.
+      constexpr int TURNS = E::large ? ROWS / 8 : 2, N = ROWS / 8 / TURNS;
 #pragma unroll 1
-      for (int j = 0; j < ROWS / 8; j++) {
-        float of[4];
-        B::loadFour(of, stage + 2 * B::ROW + (j * 8 + lane % 4 * 2) * 8);
+      for (int turn = 0; turn < TURNS; turn++) {
 #pragma unroll
-        for (int h = 0; h < 4; h++) {
-          const int r = scores.first() + j * 8 + h % 2, k = scores.key() + h / 2 * 8;
-          const WrittenScore z = scores.of.of(x[0][0][h], r, k, of[h % 2 * 2], 0.f, some);
-          if (z.weight == 0.f) continue;
-          if constexpr (PASS == WRITTEN_FACTOR) {
-            most = __uint_as_float(max(__float_as_uint(most), __float_as_uint(fabsf(z.weight * z.slope)))); // NaN is more than all others
-          } else {
-            const float ds = z.weight * (y[0][0][h] - of[h % 2 * 2 + 1]);
-            E::partials(writtenOf(p), z.before, behind + r, k, all % heads, seq, [&](int n, int tensor, int index, float by) {
-              if (to.out[tensor] != nullptr) lanes[n].add(to, to.begin[tensor] + index, ds * by);
-            });
-            if constexpr (E::changes) {
-              const BackwardScores& score = scoreOf(p);
-              if (to.out[WRITTEN_TENSORS] != nullptr)
-                lanes[E::PARTIALS].add(to, to.begin[WRITTEN_TENSORS] + (int)(seq * score.biasSequence + all % heads * score.biasHead + r * score.biasRow + k), ds * z.changed * score.biasFactor);
+        for (int n = 0; n < N; n++) {
+          const int j = turn * N + n;
+          float of[4];
+          B::loadFour(of, stage + 2 * B::ROW + (j * 8 + lane % 4 * 2) * 8);
+#pragma unroll
+          for (int h = 0; h < 4; h++) {
+            const int r = scores.first() + j * 8 + h % 2, k = scores.key() + h / 2 * 8;
+            const WrittenScore z = scores.of.of(x[0][n][h], r, k, of[h % 2 * 2], 0.f, some);
+            if (z.weight == 0.f) continue;
+            if constexpr (PASS == WRITTEN_FACTOR) {
+              most = __uint_as_float(max(__float_as_uint(most), __float_as_uint(fabsf(z.weight * z.slope)))); // NaN is more than all others
+            } else {
+              const float ds = z.weight * (y[0][n][h] - of[h % 2 * 2 + 1]);
+              E::partials(writtenOf(p), z.before, behind + r, k, all % heads, seq, [&](int i, int tensor, int index, float by) {
+                if (to.out[tensor] != nullptr) lanes[i].add(to, to.begin[tensor] + index, ds * by);
+              });
+              if constexpr (E::changes) {
+                const BackwardScores& score = scoreOf(p);
+                if (to.out[WRITTEN_TENSORS] != nullptr)
+                  lanes[E::PARTIALS].add(to, to.begin[WRITTEN_TENSORS] + (int)(seq * score.biasSequence + all % heads * score.biasHead + r * score.biasRow + k), ds * z.changed * score.biasFactor);
+              }
             }
           }
         }
 #pragma unroll
-        for (int n = 0; n + 1 < ROWS / 8; n++)
+        for (int n = 0; n + N < ROWS / 8; n++)
 #pragma unroll
           for (int h = 0; h < 4; h++) {
-            x[0][n][h] = x[0][n + 1][h];
-            if constexpr (PASS != WRITTEN_FACTOR) y[0][n][h] = y[0][n + 1][h];
+            x[0][n][h] = x[0][n + N][h];
+            if constexpr (PASS != WRITTEN_FACTOR) y[0][n][h] = y[0][n + N][h];
           }
       }
     }

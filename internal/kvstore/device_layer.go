@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"runtime"
 
+	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
@@ -20,6 +21,9 @@ import (
 )
 
 func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
+	if c.Entropy != nil {
+		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%v: the entropy of weights, on %v: caches in host memory have it", c.Node, p.pages.GPU)
+	}
 	if err := p.pages.GPU.Enter(op); err != nil {
 		return nil, nil, err
 	}

@@ -192,6 +192,10 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 			operands.LSE[i] = operands.Sink(i % g.Heads)
 		}
 	}
+	if c.Entropy != nil {
+		e := dense.New(c.Rows.Query, c.Rows.LSEShape()...) // unassigned rows have 0
+		operands.Entropy, *c.Entropy = dense.Backing[F](e), e
+	}
 	rows := func(v G.Value, dim int) cpuattention.NewRows[F] {
 		return cpuattention.NewRows[F]{Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}

@@ -106,6 +106,7 @@ type Call struct {
 	Tensors []variant.Tensor // the same in host memory
 	There   []*ongpu.Tensor  // the same on the GPU of QKV
 	LSE     bool             // whether to return the log-sum-exp
+	Entropy *G.Value         // receives the entropies of weights; nil: not wanted
 	Out     *ongpu.Tensor    // receives the output, on the GPU of QKV; nil: Attend makes a new value
 	Memory  *ongpu.Node      // of new outputs and log-sum-exps on a GPU
 }

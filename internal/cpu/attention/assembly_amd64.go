@@ -179,6 +179,7 @@ func (a *assembly[F]) attend(t *tile) {
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	scaleScores(t, scores, stride, a.factor)
 	modifyScores(t, scores, stride)
+	watchScores(t, scores, stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {

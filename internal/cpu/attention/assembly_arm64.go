@@ -84,6 +84,7 @@ func (a *neon[F]) attend(t *tile) {
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	scaleScores(t, scores, stride, 1)
 	modifyScores(t, scores, stride)
+	watchScores(t, scores, stride)
 	if t.Visible == nil {
 		empty := a.Weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim)
 		dropWeights(t, scores, stride)

@@ -129,6 +129,7 @@ func attend[F cpu.Real](t *tile, w widen[F]) {
 	a.score()
 	scaleScores(t, a.scores, stride, 1)
 	modifyScores(t, a.scores, stride)
+	watchScores(t, a.scores, stride)
 	a.weigh()
 	dropWeights(t, a.scores, stride)
 	scaleWeights(t, a.scores, stride, 1)

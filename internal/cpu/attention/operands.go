@@ -23,9 +23,10 @@ type spares[F cpu.Real] struct {
 //   - Bias is the Problem's bias, nil without one.
 //   - Sinks has a sink for each query head, if the Problem has Sinks.
 //   - Tensors are those of the Problem's Variant, in its order.
+//   - Entropy, if not nil, has the layout of LSE: the entropies of the rows' weights.
 //   - Mass, if not nil, has Tiles numbers for each log-sum-exp, in the same layout: the sums of weights by LeanTiles.
 //
-// Out, LSE and Mass must not overlap the other buffers.
+// Out, LSE, Entropy and Mass must not overlap the other buffers.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	Pages       attn.Memory[cpu.Buffer]
@@ -33,6 +34,7 @@ type Operands[F lean.Float] struct {
 	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
 	Sinks       []F
 	Tensors     []variant.Tensor
+	Entropy     []F
 	Mass        []F
 	Tiles       int
 }
@@ -67,6 +69,9 @@ func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	if err := checkMass("run", p, o); err != nil {
 		return err
 	}
+	if err := checkEntropy("run", p, o); err != nil {
+		return err
+	}
 	if p.shares {
 		return runPrefixes(e, p, o)
 	}
@@ -77,6 +82,7 @@ func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	writeMasked(p, o)
 	clearMass(p, o)
+	clearEntropy(p, o)
 	n := p.sched.Workers()
 	if n == 0 {
 		return nil
@@ -90,6 +96,23 @@ func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	ws.plan, ws.ops = nil, nil
 	free.Put(ws)
 	return nil
+}
+
+// writeMasked writes the outputs of query positions without visible keys, for which no worker has work.
+func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
+	g := &p.g
+	for i := range p.seqs {
+		s := &p.seqs[i]
+		for row := s.row; row < s.row+s.masked; row++ {
+			for h := range g.Heads {
+				at := row*g.Out.Row + h*g.Out.Head
+				clear(o.Out[at : at+g.ValueDim])
+				if o.LSE != nil {
+					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.Sink(h)
+				}
+			}
+		}
+	}
 }
 
 // check returns an error if o is too small for p or has other types.

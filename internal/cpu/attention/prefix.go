@@ -104,6 +104,9 @@ func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 		r.lse = grown(r.lse, g.LSE.Extent(p.rows, g.Heads, 1))
 		r.own.LSE = r.lse
 	}
+	if o.Entropy != nil {
+		r.of.Entropy = grown(r.of.Entropy, rows*g.Heads)
+	}
 	if err := check(&x.plan, &r.of); err != nil {
 		return err
 	}
@@ -148,10 +151,14 @@ func (r *prefixRun[F]) Work(worker, _ int) {
 				of = F(float64(of) + slope*float64(shift[i]))
 			}
 			at, lse := int(row)*g.Out.Row+h*g.Out.Head, &r.own.LSE[int(row)*g.LSE.Row+h*g.LSE.Head]
-			out := r.own.Out[at : at+g.ValueDim]
+			out, before := r.own.Out[at:at+g.ValueDim], *lse
 			*lse = lean.MergeNormalized(out, []lean.Normalized[F]{
 				{O: out, LSE: *lse}, {O: r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim], LSE: of},
 			})
+			if r.own.Entropy != nil {
+				to := &r.own.Entropy[int(row)*g.LSE.Row+h*g.LSE.Head]
+				*to = F(shareOfEntropy(float64(*to), float64(before), float64(*lse), float64(r.own.Sink(h))) + shareOfEntropy(float64(r.of.Entropy[i*g.Heads+h]), float64(of), float64(*lse), math.Inf(-1)))
+			}
 		}
 	}
 }

@@ -104,6 +104,9 @@ func testPrefixes[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs
 	if plan.shares && pages == 0 {
 		return false, false, fmt.Errorf("keys are shared, and no sequences have common keys")
 	}
+	if CanMeasure("run", &g) == nil {
+		p.ops.Entropy = cputest.Filled[F](len(p.ops.LSE))
+	}
 	if rng.IntN(3) == 0 {
 		p.ops.LSE = nil
 	}
@@ -112,6 +115,11 @@ func testPrefixes[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs
 	}
 	if err := p.check(p.c.Reference(reftest.Precision{Acc: cputest.AccOf[F]()})); err != nil {
 		return false, false, err
+	}
+	if len(p.ops.Entropy) > 0 {
+		if err := p.checkEntropy(); err != nil {
+			return false, false, err
+		}
 	}
 	want := p.bits()
 	p.forget()

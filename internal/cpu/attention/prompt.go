@@ -179,6 +179,9 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 				hide(see[w.visible[r]:])
 			}
 		}
+		if p.watcher != nil {
+			watchScores(p, unsafe.Slice((*F)(p.Scores), p.Rows*width), width)
+		}
 		m := unsafe.Slice(at32(t.M, row), p.Rows)
 		w.here = Streams{p.Scores, p.Scores, p.Scores, p.Scores}
 		empty := k.weigh(&scores[0], at32(t.O, row*t.ValueDim), &m[0], at32(t.L, row), p.Rows, n, width, t.ValueDim, array(&w.here), 0, 0)

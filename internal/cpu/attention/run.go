@@ -38,6 +38,7 @@ type workspace[F cpu.Real] struct {
 
 	threads  []worker[F]
 	partials []partial[F] // by lean.Plan.Slot
+	moments  [][]moments  // as partials, for entropies
 	arrived  []counter    // by host worker: number of workers that have stored their partials. 0 between runs.
 	values   []F          // memory of partials
 
@@ -68,6 +69,7 @@ type worker[F cpu.Real] struct {
 
 	variant variantRun[F]
 	mass    massRun[F]
+	entropy entropyRun[F]
 
 	decoded decoder[F] // used if kernels do not read keys and values in place
 
@@ -191,6 +193,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		if o.Mass != nil {
 			w.mass.grow(rows)
 		}
+		if o.Entropy != nil {
+			w.entropy.grow(rows)
+		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)
 		}
@@ -211,6 +216,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	ws.prepareTiles(p)
 	if need := 2*n*(out+2*stats) + cpu.CacheLine; len(ws.values) < need {
 		ws.values = dense.Make[F](need)
+	}
+	if o.Entropy != nil {
+		ws.growMoments(2*n, rows)
 	}
 	v := ws.values
 	ws.partials = ws.partials[:0]
@@ -242,11 +250,15 @@ func (ws *workspace[F]) Work(i, thread int) {
 			ws.attendAlone(i, w, b, k, state)
 		} else {
 			state.reset(b.rows, p.g.ValueDim)
+			w.entropy.reset()
 			ws.attend(w, b, k, state)
 		}
 		if k.Whole() {
-			ws.finish(b, state)
+			ws.finish(b, state, w.entropy.rows)
 			continue
+		}
+		if ws.ops.Entropy != nil {
+			copy(ws.moments[p.sched.Slot(i, k)], w.entropy.rows[:b.rows])
 		}
 		// The last worker to arrive merges: all partials are stored then, and no worker waits.
 		first, last, count := p.sched.Sharers(k)
@@ -257,7 +269,7 @@ func (ws *workspace[F]) Work(i, thread int) {
 			} else {
 				state = ws.merge(b, k, first, last)
 			}
-			ws.finish(b, state)
+			ws.finish(b, state, ws.mergeMoments(b, k, first, last))
 		}
 	}
 }
@@ -486,7 +498,7 @@ func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F]
 
 // finish writes the block's outputs from its state over all its keys. It adds the sinks, once for each row; kernels
 // have no sinks.
-func (ws *workspace[F]) finish(b block, state *partial[F]) {
+func (ws *workspace[F]) finish(b block, state *partial[F], of []moments) {
 	g, o, keep := &ws.plan.g, ws.ops, ws.drop.Keep()
 	for r := range b.rows {
 		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
@@ -506,28 +518,14 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 		if o.Mass != nil {
 			finishMass(o.massOf(g, row, head), &s)
 		}
+		if o.Entropy != nil {
+			o.Entropy[row*g.LSE.Row+head*g.LSE.Head] = F(of[r].entropy(float64(s.LSE()), o.Sinks != nil))
+		}
 		if o.LSE != nil {
 			if !empty {
 				lse = s.LSE()
 			}
 			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = lse
-		}
-	}
-}
-
-// writeMasked writes the outputs of query positions without visible keys, for which no worker has work.
-func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
-	g := &p.g
-	for i := range p.seqs {
-		s := &p.seqs[i]
-		for row := s.row; row < s.row+s.masked; row++ {
-			for h := range g.Heads {
-				at := row*g.Out.Row + h*g.Out.Head
-				clear(o.Out[at : at+g.ValueDim])
-				if o.LSE != nil {
-					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.Sink(h)
-				}
-			}
 		}
 	}
 }

@@ -23,8 +23,9 @@ type scoreMod struct {
 	Bias              []unsafe.Pointer
 	BiasScale         float64 // factor of the bias, including log4(e)
 
-	variant    tileModifier // nil: none
-	variantRow int          // the tile's first row, in the block
+	variant  tileModifier // nil: none
+	watcher  tileWatcher  // nil: none
+	blockRow int          // the tile's first row, in the block
 }
 
 // scoreMod returns the score modification of the block's rows. [workspace.modAt] sets the parts that depend on keys.
@@ -43,6 +44,9 @@ func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	if g.Variant != nil {
 		w.variant.open(&b, ws.ops.Tensors)
 		s.variant = &w.variant
+	}
+	if ws.ops.Entropy != nil {
+		s.watcher = &w.entropy
 	}
 	return s
 }
@@ -68,7 +72,7 @@ func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil || b.v
 
 // rows returns b for rows [row, row+n).
 func (b *scoreMod) rows(row, n int) scoreMod {
-	part := scoreMod{Cap: b.Cap, variant: b.variant, variantRow: b.variantRow + row}
+	part := scoreMod{Cap: b.Cap, variant: b.variant, watcher: b.watcher, blockRow: b.blockRow + row}
 	if b.Slopes != nil {
 		part.Slopes, part.Distances = b.Slopes[row:row+n], b.Distances[row:row+n]
 	}

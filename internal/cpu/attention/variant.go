@@ -56,7 +56,7 @@ func (v *variantRun[F]) modify(t *tile, at unsafe.Pointer, stride int) {
 				m = min(n, int(*(*int32)(unsafe.Add(t.Visible, 4*r)))-c)
 			}
 			if m > 0 {
-				row, b := t.variantRow+r, &v.block
+				row, b := t.blockRow+r, &v.block
 				v.Row(b.seq.position(b.from+row/b.group), b.head0+row%b.group, scores[r*stride+c:][:m], v.hides)
 			}
 		}

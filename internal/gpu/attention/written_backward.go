@@ -86,7 +86,7 @@ func canWritten(op string, s *attn.Gradient) error {
 		return refuse("a dropout of %v beside a variant", s.Dropout)
 	case s.SinkTokens != 0:
 		return refuse("%d sink tokens beside a variant: Visible can show first tokens", s.SinkTokens)
-	case attn.Product(s.Batch, s.Heads, s.Queries, s.Keys) > writtenScores:
+	case int64(attn.Product(s.Batch, s.Heads, s.Queries, s.Keys)) > writtenScores:
 		return refuse("a variant, with %d scores: kernels have at most 2^37", attn.Product(s.Batch, s.Heads, s.Queries, s.Keys))
 	}
 	elements := s.Bias.Size()
