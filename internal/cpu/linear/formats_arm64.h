@@ -45,10 +45,8 @@ GLOBL fifthBytes<>(SB), RODATA|NOPTR, $48
 	tbl(30, v, v) \
 	cmtst(25, 24, 24) \
 	cmtst(25, v, v) \
-	and(29, 24, 24) \
-	and(29, v, v) \
-	orr(v, d, d) \
-	orr(24, e, e)
+	bit(29, v, d) \
+	bit(29, 24, e)
 
 // fifthsBelow is fifths with 16 subtracted from each integer, which makes 15 of no bit.
 #define fifthsBelow(v, d, e) \
@@ -61,12 +59,11 @@ GLOBL fifthBytes<>(SB), RODATA|NOPTR, $48
 	orn(v, d, d) \
 	orn(24, e, e)
 
-// fifthOf adds bits 4 of v, which is changed, to integers.
-#define fifthOf(v, d) \
-	and(29, v, v) \
-	orr(v, d, d)
+// fifthOf adds bits 4 of v to integers.
+#define fifthOf(v, d) bit(29, v, d)
 
-// up and down move bits of v, in d.
+// up and down move the bits of bytes in v, and stay leaves those of a vector.
+#define stay(by, v, d)
 #define up(by, v, d) shl8(by, v, d)
 #define down(by, v, d) shr8(by, v, d)
 
@@ -105,10 +102,8 @@ GLOBL fifthBytes<>(SB), RODATA|NOPTR, $48
 	movi8(32, 29) \
 	movi8(48, 30)
 
-// sixthOf adds bits 4 and 5 of v, which is changed, to integers.
-#define sixthOf(v, d) \
-	and(30, v, v) \
-	orr(v, d, d)
+// sixthOf adds bits 4 and 5 of v to integers.
+#define sixthOf(v, d) bit(30, v, d)
 
 // scalesQ6K makes the scales of 16 runs of their bytes in v and their factor, of 16 bits, in by: those of the first halves of four blocks
 // in d, of the second halves in e, and of the other four blocks in f and g.

@@ -40,6 +40,7 @@
 #define orr(m, n, d) vector3(0x4EA01C00, m, n, d)    // orr   vd.16b, vn.16b, vm.16b
 #define orn(m, n, d) vector3(0x4EE01C00, m, n, d)    // orn   vd.16b, vn.16b, vm.16b
 #define eor(m, n, d) vector3(0x6E201C00, m, n, d)    // eor   vd.16b, vn.16b, vm.16b
+#define bit(m, n, d) vector3(0x6EA01C00, m, n, d)    // bit   vd.16b, vn.16b, vm.16b
 #define cmtst(m, n, d) vector3(0x4E208C00, m, n, d)  // cmtst vd.16b, vn.16b, vm.16b
 #define shr8(by, n, d) vector3(0x6F000400, 16-(by), n, d) // ushr vd.16b, vn.16b, #by
 #define shl8(by, n, d) vector3(0x4F005400, 8+(by), n, d)  // shl  vd.16b, vn.16b, #by

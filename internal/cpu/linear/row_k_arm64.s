@@ -226,7 +226,7 @@ TEXT ·rowQ5KDot(SB), NOSPLIT, $256-8
 
 #define q6k0(h, w, d, e) streamQ6K(half, 0, and, 28, up, 4, h, w, d, e)
 #define q6k1(h, w, d, e) streamQ6K(half, 32, and, 28, up, 2, h, w, d, e)
-#define q6k2(h, w, d, e) streamQ6K(half, 0, down, 4, up, 0, h, w, d, e)
+#define q6k2(h, w, d, e) streamQ6K(half, 0, down, 4, stay, 0, h, w, d, e)
 #define q6k3(h, w, d, e) streamQ6K(half, 32, down, 4, down, 2, h, w, d, e)
 #define halfQ6K(h) \
 	blockQ6K(0, h, q6k0) \
@@ -240,7 +240,7 @@ TEXT ·rowQ6KNEON(SB), NOSPLIT, $256-8
 
 #define dotQ6K0(h, w, d, e) streamQ6K(halfDot, 0, and, 28, up, 4, h, w, d, e)
 #define dotQ6K1(h, w, d, e) streamQ6K(halfDot, 32, and, 28, up, 2, h, w, d, e)
-#define dotQ6K2(h, w, d, e) streamQ6K(halfDot, 0, down, 4, up, 0, h, w, d, e)
+#define dotQ6K2(h, w, d, e) streamQ6K(halfDot, 0, down, 4, stay, 0, h, w, d, e)
 #define dotQ6K3(h, w, d, e) streamQ6K(halfDot, 32, down, 4, down, 2, h, w, d, e)
 #define halfQ6KDot(h) \
 	blockQ6K(0, h, dotQ6K0) \

@@ -290,10 +290,10 @@ TEXT ·unpackQ4KNEON(SB), NOSPLIT, $0-8
 TEXT ·unpackQ5KNEON(SB), NOSPLIT, $0-8
 	unpackedK(constants5, unitQ5K)
 
-// runQ6K writes 32 integers off bytes into the groups. Their lower bits are in p and q, their upper ones in V20 and V21.
-#define runQ6K(p, q, off) \
-	sixthOf(20, p) \
-	sixthOf(21, q) \
+// runQ6K writes 32 integers off bytes into the groups. Their lower bits are in p and q, their upper ones in v and w.
+#define runQ6K(v, w, p, q, off) \
+	sixthOf(v, p) \
+	sixthOf(w, q) \
 	sub8(29, p, p) \
 	sub8(29, q, q) \
 	stp(off, 5, p, q)
@@ -309,16 +309,14 @@ TEXT ·unpackQ5KNEON(SB), NOSPLIT, $0-8
 	nibbles(3, 7, 11) \
 	shl8(4, 18, 20) \
 	shl8(4, 19, 21) \
-	runQ6K(4, 5, off) \
+	runQ6K(20, 21, 4, 5, off) \
 	shl8(2, 18, 20) \
 	shl8(2, 19, 21) \
-	runQ6K(6, 7, 32+(off)) \
-	shl8(0, 18, 20) \
-	shl8(0, 19, 21) \
-	runQ6K(8, 9, 64+(off)) \
+	runQ6K(20, 21, 6, 7, 32+(off)) \
+	runQ6K(18, 19, 8, 9, 64+(off)) \
 	shr8(2, 18, 20) \
 	shr8(2, 19, 21) \
-	runQ6K(10, 11, 96+(off))
+	runQ6K(20, 21, 10, 11, 96+(off))
 
 #define unitQ6K \
 	ADD  $128, R9, R11 \
