@@ -149,7 +149,7 @@ func (p *packed) eightRows(m *packedMatrix, from, to int) (*nn.Quantised, error)
 		return nil, err
 	}
 	for i, x := range scales {
-		if largest := x * 448; largest-largest != 0 {
+		if !(math.Abs(float64(x))*448 <= math.MaxFloat32) { // exact: arm64 would fuse a product and a difference
 			return nil, p.fail(m, ErrUnsupported, "%s[%d] is %v, and makes infinite numbers", p.how.scale, i, x)
 		}
 	}

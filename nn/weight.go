@@ -110,10 +110,8 @@ func (q *Quantised) scaled(f weight.Format) (G.Value, error) {
 	if at := weight.BadE4M3(q.Data); at >= 0 {
 		return nil, errorf(name, errs.ErrOption, "element %d of row %d is NaN", at%q.Columns, at/q.Columns)
 	}
-	for i, scale := range q.Scales {
-		if largest := scale * 448; largest-largest != 0 {
-			return nil, errorf(name, errs.ErrOption, "Scales[%d] is %v, want magnitudes below %v", i, scale, math.MaxFloat32/448)
-		}
+	if at := weight.BadE4M3Scale(q.Scales); at >= 0 {
+		return nil, errorf(name, errs.ErrOption, "Scales[%d] is %v, want magnitudes below %v", at, q.Scales[at], math.MaxFloat32/448)
 	}
 	return operand.NewScaled(f, q.Data, q.Scales, q.Rows, q.Columns, q.Group), nil
 }

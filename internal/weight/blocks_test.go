@@ -234,3 +234,22 @@ func TestRoundE4M3(t *testing.T) {
 		t.Errorf("NaN is at %d", at)
 	}
 }
+
+// TestE4M3Scales: a scale is bad if 448 times the scale is not finite.
+func TestE4M3Scales(t *testing.T) {
+	rng := reftest.Rand(t)
+	for range 200 {
+		scales := []float32{0, math.MaxFloat32 / 448, -math.MaxFloat32 / 448, 0x1p-149}
+		for range 20 {
+			scales = append(scales, float32(rng.NormFloat64()*math.Exp2(float64(rng.IntN(180)-100))))
+		}
+		if at := BadE4M3Scale(scales); at >= 0 {
+			t.Fatalf("%v is refused", scales[at])
+		}
+		want := rng.IntN(len(scales))
+		scales[want] = []float32{math.MaxFloat32 / 447, -math.MaxFloat32, float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))}[rng.IntN(5)]
+		if at := BadE4M3Scale(scales); at != want {
+			t.Fatalf("scale %d of %v is bad, and not %d", want, scales, at)
+		}
+	}
+}

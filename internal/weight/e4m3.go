@@ -16,6 +16,16 @@ func BadE4M3(data []byte) int {
 	return -1
 }
 
+// BadE4M3Scale returns the first scale that is NaN, or with which the largest E4M3 is beyond float32; -1: there is none.
+func BadE4M3Scale(scales []float32) int {
+	for i, x := range scales {
+		if !(math.Abs(float64(x))*half.MaxE4M3 <= math.MaxFloat32) { // exact: arm64 would fuse a product and a difference
+			return i
+		}
+	}
+	return -1
+}
+
 // RoundE4M3 writes x as numbers of E4M3 of one scale: those nearest to x / scale, ties to even, with the scale max |x| / 448. If all |x|
 // are less than 2^-110, scale and numbers are 0. If an x is not finite, ok is false.
 func RoundE4M3(dst []byte, x []float32) (scale float32, ok bool) {
