@@ -12,7 +12,6 @@
 #define fabs(n, d) vector2(0x4EA0F800, n, d)        // fabs  vd.4s, vn.4s
 #define fneg(n, d) vector2(0x6EA0F800, n, d)        // fneg  vd.4s, vn.4s
 #define scvtf(n, d) vector2(0x4E21D800, n, d)       // scvtf vd.4s, vn.4s
-#define ucvtf(n, d) vector2(0x6E21D800, n, d)       // ucvtf vd.4s, vn.4s
 #define fcvtns(n, d) vector2(0x4E21A800, n, d)      // fcvtns vd.4s, vn.4s
 #define fcvtl(n, d) vector2(0x0E217800, n, d)       // fcvtl vd.4s, vn.4h
 #define fcvtl2(n, d) vector2(0x4E217800, n, d)      // fcvtl2 vd.4s, vn.8h
