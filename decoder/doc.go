@@ -45,9 +45,10 @@
 //
 // # Weights of few bits
 //
-// Matrices have 8 or 4 bits from these sources, on one GPU but for Q5_0, Q5_1, Q4_K, Q5_K and Q6_K, which become float16 there:
+// Matrices have 8 or fewer bits from these sources, on the CPU and on one GPU:
 //
-//	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; on CPUs in the mapped file
+//	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; on CPUs in the mapped file. On a
+//	                           GPU, numbers of 5 and 6 bits take a byte each
 //	a folder by GPTQ           bits 4; bits 8 with sym; group_size -1 or a multiple of 32; with and without desc_act; checkpoint_format
 //	                           gptq and gptq_v2
 //	a folder by AWQ            bits 4; version gemm with zero_point; group_size -1 or a multiple of 32

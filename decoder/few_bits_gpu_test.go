@@ -16,7 +16,7 @@ import (
 )
 
 // TestGPUFewBits: with weights of 8 and 4 bits, a GPU has the logits of the CPU: of matrices that are rounded, and of a GGUF file, whose
-// matrices in types that GPUs do not take become float16. Matrices of folders by GPTQ, by AWQ and in FP8 stay as they are.
+// matrices have seven types. Matrices of folders by GPTQ, by AWQ and in FP8 stay as they are.
 func TestGPUFewBits(t *testing.T) {
 	gpu := devicetest.Open(t)
 	o := Options{Device: gpu, Exact: true, Cache: la.Float16}
@@ -43,10 +43,13 @@ func TestGPUFewBits(t *testing.T) {
 			}
 			return e, err
 		}, o, 2, 2, 0.01)
-		for _, of := range []string{"Q8_0", "Q4_0", "Q4_1", "Float16"} {
+		for _, of := range []string{"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"} {
 			if few[of] == 0 {
 				t.Errorf("no matrix is of %s: %v", of, few)
 			}
+		}
+		if few["Float16"] > 0 {
+			t.Errorf("matrices became float16: %v", few)
 		}
 	})
 	for _, name := range []string{"awq", "awq_128", "gptq_order", "gptq_8", "fp8_block", "fp8_channel"} { // whose heads no GPU takes

@@ -53,9 +53,8 @@ type Options struct {
 	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Quantised). The file must
 	//     not be cut while an engine is open.
 	//   - On the CPU, matrices of a folder by GPTQ, by AWQ or in FP8 keep their numbers, scales and zeros.
-	//   - On one GPU, so do all of these in Q8_0, Q4_0, Q4_1, INT4 or FP8. With leanattention.Float16 they take more memory, and a step of
-	//     one or two texts is one launch.
-	//   - Matrices in other types on a GPU, on several GPUs, with an adapter, and those that latent attention splits become float16.
+	//   - On one GPU, so do all of these. With leanattention.Float16 they take more memory, and a step of one or two texts is one launch.
+	//   - Matrices on several GPUs, with an adapter, and those that latent attention splits become float16.
 	//
 	// Matrices that latent attention splits are never of 8 or 4 bits: with these types they have the type of the files.
 	Weights tensor.Dtype

@@ -146,11 +146,19 @@ func unpackQ5_1(q []int8, scales, minima []float32, src []byte) {
 // of scale 4+i and, above, of minimum 4+i. The upper 2 bits of byte i are those of scale 4+i, and of byte 4+i those of minimum 4+i.
 func sixBits(scales, minima *[8]float32, b *[16]byte) {
 	d, m := float16(b[:]), float16(b[2:])
-	x := (*[12]byte)(b[4:])
-	for i := range 4 {
-		scales[i], minima[i] = d*float32(x[i]&63), -(m * float32(x[4+i]&63))
-		scales[4+i], minima[4+i] = d*float32(x[8+i]&15|x[i]>>6<<4), -(m * float32(x[8+i]>>4|x[4+i]>>6<<4))
+	for i := range 8 {
+		scale, minimum := sixBitsOf(b, i)
+		scales[i], minima[i] = d*float32(scale), -(m * float32(minimum))
 	}
+}
+
+// sixBitsOf returns the factors of a run without what multiplies them.
+func sixBitsOf(b *[16]byte, run int) (scale, minimum byte) {
+	x, i := (*[12]byte)(b[4:]), run%4
+	if run < 4 {
+		return x[i] & 63, x[4+i] & 63
+	}
+	return x[8+i]&15 | x[i]>>6<<4, x[8+i]>>4 | x[4+i]>>6<<4
 }
 
 // Q4_K: 256 integers of 4 bits in 8 runs: a scale, the scale of the minima, and 12 bytes (sixBits); the lower halves of 32 bytes are a

@@ -17,6 +17,8 @@ import (
 //     columns 2q, 2q+1, 2q+8 and 2q+9 of each 16 columns, of rows g and g+8. Integers of 8 bits are stored with 128 added.
 //   - Scales: for each tile, groups of columns, each with the scales of its rows: float32 if the format has scales, or else float16.
 //   - The zeros of INT4 groups, as integers of 16 bits, or the minima of runs, as float16. They lie as the scales do.
+//   - Of Q4_K, Q5_K and Q6_K, a group has two bytes for a scale: those of its runs, or the run's scale and minimum. The second plane has the
+//     float16 numbers that multiply them: in even groups that of scales; in odd groups that of minima, if there are minima.
 //   - The order of columns, of int32.
 //
 // Columns that fill the last chunk, and rows that fill the last strip, have the scale 0 or are multiplied by 0.
@@ -33,6 +35,7 @@ const (
 	PackedScales PackedKind = iota
 	PackedZeros
 	PackedMinima
+	PackedRuns // scales of two runs
 )
 
 // packings has a line for each format that can be packed.
@@ -42,6 +45,7 @@ var packings = [Formats]struct {
 	group   int    // columns of a group; 0: a row, or Matrix.Group
 	kind    PackedKind
 	zero    int32 // of all elements, if they have no plane of zeros
+	super   bool  // scales are bytes, which factors of 256 columns multiply
 }{
 	Int8:     {kernels: "int8", columns: 32},
 	E4M3:     {kernels: "e4m3", columns: 32},
@@ -51,6 +55,11 @@ var packings = [Formats]struct {
 	Q8_0:     {kernels: "int8", columns: 32, group: 32},
 	Q4_0:     {kernels: "int4", columns: 64, group: 32, zero: 8},
 	Q4_1:     {kernels: "int4", columns: 64, group: 32, kind: PackedMinima},
+	Q5_0:     {kernels: "int8", columns: 32, group: 32},
+	Q5_1:     {kernels: "int8", columns: 32, group: 32, kind: PackedMinima},
+	Q4_K:     {kernels: "int4", columns: 64, group: 32, kind: PackedMinima, super: true},
+	Q5_K:     {kernels: "int8", columns: 32, group: 32, kind: PackedMinima, super: true},
+	Q6_K:     {kernels: "int8", columns: 32, group: 32, kind: PackedRuns, super: true},
 }
 
 // CanPack reports whether matrices of a format can be packed.
@@ -67,7 +76,8 @@ type Packed struct {
 	Groups  int    // of a row
 	Kind    PackedKind
 	Zero    int32
-	Factor  int // bytes of a scale
+	Factor  int  // bytes of a scale
+	Super   bool // scales are bytes, which factors of 256 columns multiply
 
 	Scales, Second, Order int // offsets in bytes; 0: there is none
 	Bytes                 int // a multiple of 16
@@ -83,7 +93,7 @@ func Packing(m *Matrix, columns int) (p Packed, err error) {
 		return p, attn.Errorf(op, attn.ErrShape, "%d elements in rows of %d", m.Len, columns)
 	}
 	l := &packings[m.Format]
-	p = Packed{Format: m.Format, Rows: m.Len / columns, Columns: columns, Kernels: l.kernels, Chunks: attn.Ceil(columns, l.columns), Group: l.group, Groups: 1, Kind: l.kind, Zero: l.zero, Factor: 2}
+	p = Packed{Format: m.Format, Rows: m.Len / columns, Columns: columns, Kernels: l.kernels, Chunks: attn.Ceil(columns, l.columns), Group: l.group, Groups: 1, Kind: l.kind, Zero: l.zero, Factor: 2, Super: l.super}
 	if m.Format.HasScales() {
 		p.Group, p.Factor = m.Group, 4
 	}
@@ -150,14 +160,20 @@ func (w *packer) row(row int) {
 	from := w.m.Rows(row, 1, n)
 	src := unsafe.Slice((*byte)(from.Ptr), p.Format.Size(n))
 	place := func(group int) int { return tile*packedTile*p.Groups + group*rows + in }
-	if p.Factor == 4 {
+	switch {
+	case p.Factor == 4:
 		for g, scale := range from.Scales {
 			if p.Format == E4M3 { // kernels read the numbers times 2^-8
 				scale *= 256
 			}
 			binary.LittleEndian.PutUint32(w.dst[p.Scales+4*place(g):], math.Float32bits(scale))
 		}
-	} else {
+	case p.Super:
+		for g := range p.Groups {
+			w.factors(src[g/8*p.Format.Bytes():][:p.Format.Bytes()], g%8, 2*place(g))
+		}
+		Unpack(p.Format, w.q, w.scales, w.minima, src)
+	default:
 		for g := range p.Groups {
 			block := src[g*p.Format.Bytes():]
 			to := 2 * place(g)
@@ -197,6 +213,18 @@ func (w *packer) row(row int) {
 			order.PutUint32(word, order.Uint32(word)|v<<high)
 		}
 	}
+}
+
+// factors writes the bytes of a group of a block, and the number that multiplies bytes.
+func (w *packer) factors(block []byte, group, to int) {
+	scales, second := w.dst[w.p.Scales+to:][:2], w.dst[w.p.Second+to:][:2]
+	if w.p.Kind == PackedRuns {
+		copy(scales, block[192+2*group:])
+		copy(second, block[208:])
+		return
+	}
+	scales[0], scales[1] = sixBitsOf((*[16]byte)(block), group)
+	copy(second, block[group%2*2:])
 }
 
 // stored writes the integers of a row as they are packed, without a sign, to w.u. place has the place of a group in a plane.

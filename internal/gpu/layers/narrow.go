@@ -54,6 +54,7 @@ type narrowKernels struct {
 	of               map[string]*[len(narrowColumns)]*cuda.Function // by elements
 	operands, gather *cuda.Function
 	merge            [len(narrowColumns)]*cuda.Function // of kernels with warp groups
+	super            *narrowKernels                     // for super-blocks; nil: not loaded yet
 }
 
 // narrowOf returns the kernels, loaded at first use, which may be within a capture.
@@ -148,6 +149,7 @@ type narrowLaunch struct {
 	first, parts  int // of the Linear
 	packed        *weight.Packed
 	kind          int // of narrowColumns
+	of            *[len(narrowColumns)]*cuda.Function
 	blocks        int
 	stages, stage int
 	tiles, units  int
@@ -179,7 +181,7 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 		p.normed = attn.Ceil(o.Rows*o.In, 4) * 4
 	}
 	p.parts = o.operandParts()
-	p.rows = min(o.Rows, narrowMost/p.parts)
+	p.rows = min(o.Rows, o.narrowMost()/p.parts)
 	columns := d.narrowPadded(p.rows * p.parts)
 	for i := 0; i < len(o.Parts); i++ {
 		part := &o.Parts[i]
@@ -194,7 +196,10 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 			p.dense = append(p.dense, dense)
 			continue
 		}
-		l := narrowLaunch{first: i, parts: 1, packed: part.Packed, kind: narrowKind(columns)}
+		l := narrowLaunch{first: i, parts: 1, packed: part.Packed, kind: d.narrowKindOf(part.Packed, columns)}
+		if l.of, _, err = d.kernelsOf(l.packed); err != nil {
+			return p, err
+		}
 		if i+1 < len(o.Parts) && part.Out < part.Packed.Rows { // halves of one weight
 			l.parts = 2
 			i++
@@ -360,7 +365,7 @@ func (d *Engine) queueNarrow(s *cuda.Stream, o *Linear) error {
 	defer d.mu.Unlock()
 	for i := range p.few {
 		for row := 0; row < o.Rows; row += p.rows {
-			if err := d.fewRows(s, k, o, &p, &p.few[i], x, row); err != nil {
+			if err := d.fewRows(s, o, &p, &p.few[i], x, row); err != nil {
 				return err
 			}
 		}
@@ -413,8 +418,8 @@ func (d *Engine) narrowRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narr
 		part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
 		d.hold(part.W, part.B, part.Y, last.Y, o.Residual, at.operands)
 		grid := cuda.Grid{Blocks: [3]int{l.blocks}, Threads: [3]int{threads}, Shared: l.stages*l.stage + narrowWord, Overlap: d.overlap(), Waits: !o.Early}
-		kind := narrowKind(columns)
-		if err := k.of[l.packed.Kernels][kind].Launch(s, grid, &d.args); err != nil {
+		kind := d.narrowKindOf(l.packed, columns)
+		if err := l.of[kind].Launch(s, grid, &d.args); err != nil {
 			return err
 		}
 		if l.blocks == l.tiles || !d.narrowGroups() { // no tile is shared, or blocks merge
@@ -469,11 +474,11 @@ type narrowGatherParams struct {
 
 // gatherNarrow queues a Gather of a packed table.
 func (d *Engine) gatherNarrow(s *cuda.Stream, o *Gather) error {
-	k, err := d.narrowOf()
+	w := o.Packed
+	_, gather, err := d.kernelsOf(w)
 	if err != nil {
 		return err
 	}
-	w := o.Packed
 	base := o.Table.Address()
 	p := narrowGatherParams{
 		w: base, scales: base + uint64(w.Scales), ids: o.IDs.Address(), residual: o.Residual.AddressOr0(), y: o.Y.Address(),
@@ -495,7 +500,7 @@ func (d *Engine) gatherNarrow(s *cuda.Stream, o *Gather) error {
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Table, o.IDs, o.Residual, o.Y)
-	return k.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{narrowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
+	return gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{narrowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
 }
 
 // checkNarrow checks a Gather's packed table.

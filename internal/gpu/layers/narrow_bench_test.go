@@ -17,7 +17,7 @@ func BenchmarkGPUNarrow(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, s := range []struct{ in, out int }{{8192, 8192}, {4096, 14336}, {28672, 4096}, {16384, 4096}} {
 		b.Run(fmt.Sprintf("%dx%d", s.in, s.out), func(b *testing.B) {
-			for _, f := range []weight.Format{weight.Float16, weight.Int8, weight.E4M3, weight.Int4_128, weight.Int4_32, weight.Q4_1} {
+			for _, f := range []weight.Format{weight.Float16, weight.Int8, weight.E4M3, weight.Int4_128, weight.Int4_32, weight.Q4_1, weight.Q4_K, weight.Q6_K} {
 				b.Run(f.String(), func(b *testing.B) { benchmarkNarrow(b, m, d, rng, s.in, s.out, f) })
 			}
 		})

@@ -44,6 +44,9 @@ func TestNarrowLaunches(t *testing.T) {
 				noError(t, err)
 				l := narrowLaunch{}
 				columns, most := d.narrowPadded(p.rows*p.parts), 0
+				fewer := func(kind int) bool { // columns than these have a kernel
+					return kind > 0 && (columns <= narrowColumns[kind-1] && (!l.packed.Super || d.hasSuper(narrowColumns[kind-1])))
+				}
 				if len(p.few) == 1 {
 					l, columns, most = p.few[0], p.rows*p.parts, p.few[0].ranks*attn.Ceil(out, fewShare)
 				} else {
@@ -52,7 +55,7 @@ func TestNarrowLaunches(t *testing.T) {
 					l.shared = l.stages*l.stage + narrowWord
 				}
 				switch {
-				case p.rows < 1 || p.rows > rows || columns > narrowColumns[l.kind] || l.kind > 0 && columns <= narrowColumns[l.kind-1],
+				case p.rows < 1 || p.rows > rows || columns > narrowColumns[l.kind] || fewer(l.kind), l.of[l.kind] == nil,
 					len(p.few)+len(p.groups) != 1 || len(p.few) == 1 && (f.Capability != groupCapability || columns > fewColumns || l.blocks%l.ranks != 0 || l.ranks > mostSplit || l.ranks > l.units || l.stages%fewTeams[l.kind] != 0),
 					d.narrowGroups() && l.stages < fewLeast,
 					l.stages < 2 || l.stages > max(narrowMostStages, fewStages) || l.shared > f.Shared,

@@ -40,11 +40,10 @@ func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err 
 	if !d.narrowGroups() || columns > fewColumns {
 		return false, nil
 	}
-	k, err := d.narrowOf()
-	if err != nil {
-		return false, err
+	w, kind := l.packed, d.narrowKindOf(l.packed, columns)
+	if narrowColumns[kind] > fewColumns {
+		return false, nil
 	}
-	w, kind := l.packed, narrowKind(columns)
 	units, pieces, best := attn.Ceil(w.Chunks, 2), attn.Ceil(w.Rows, fewShare), 0
 	stage := fewStage
 	if w.Kind == weight.PackedScales {
@@ -62,7 +61,7 @@ func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err 
 			continue
 		}
 		g := clusterGrid(1, ranks, fewThreads, shared, true)
-		clusters, err := d.clustersAtOnce(clusterKey{w.Format, -100 - kind, ranks, shared, false}, k.of[w.Kernels][kind], g)
+		clusters, err := d.clustersAtOnce(clusterKey{w.Format, -100 - kind, ranks, shared, false}, l.of[kind], g)
 		if err != nil {
 			return false, err
 		}
@@ -102,7 +101,7 @@ func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (s
 }
 
 // fewRows queues a launch by clusters for the rows of x from number `row` on. d.mu is held.
-func (d *Engine) fewRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
+func (d *Engine) fewRows(s *cuda.Stream, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
 	rows := min(p.rows, o.Rows-row)
 	a := l.arguments(o, p, row, rows)
 	a.x, a.columns, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*p.parts), int32(o.In), int32(l.ranks)
@@ -115,5 +114,5 @@ func (d *Engine) fewRows(s *cuda.Stream, k *narrowKernels, o *Linear, p *narrowP
 	d.hold(x, part.W, part.B, part.Y, last.Y, o.Residual)
 	g := clusterGrid(l.blocks/l.ranks, l.ranks, fewThreads, l.shared, true)
 	g.Waits = !o.Early
-	return k.of[l.packed.Kernels][l.kind].Launch(s, g, &d.args)
+	return l.of[l.kind].Launch(s, g, &d.args)
 }

@@ -75,9 +75,16 @@ func narrowMatrix(rng *rand.Rand, f weight.Format, rows, columns int) (m weight.
 				if rng.IntN(10) == 0 {
 					scale *= float64(rng.IntN(2)) * 10
 				}
-				binary.LittleEndian.PutUint16(to[at:], uint16(half.FromFloat64(scale)))
+				minimum, of := -8*scale, to[at:]
+				switch f { // whose scales and minima have integers besides
+				case weight.Q4_K, weight.Q5_K:
+					scale, minimum = scale/32, -minimum/32
+				case weight.Q6_K:
+					scale, of = scale/64, to[at+208:]
+				}
+				binary.LittleEndian.PutUint16(of, uint16(half.FromFloat64(scale)))
 				if f.HasMinima() {
-					binary.LittleEndian.PutUint16(to[at+2:], uint16(half.FromFloat64(-8*scale)))
+					binary.LittleEndian.PutUint16(of[2:], uint16(half.FromFloat64(minimum)))
 				}
 			}
 		}
@@ -88,15 +95,20 @@ func narrowMatrix(rng *rand.Rand, f weight.Format, rows, columns int) (m weight.
 			m.Order[i] = int32(column)
 		}
 	}
+	var minima []float32 // of 32 elements
+	if f.HasMinima() {
+		minima = make([]float32, rows*columns/32)
+		weight.Unpack(f, make([]int8, rows*columns), make([]float32, len(minima)), minima, data)
+	}
 	size = make([]float64, rows*columns)
 	for i, v := range narrowNumbers(&m, columns) {
 		size[i] = math.Abs(v)
-		if f.HasMinima() { // whose minimum is 8 scales below 0
+		if minima != nil {
 			at := i
 			if m.Order != nil {
 				at = i/columns*columns + slices.Index(m.Order, int32(i%columns))
 			}
-			size[i] += 2 * math.Abs(float64(half.Float16(binary.LittleEndian.Uint16(data[at/32*f.Bytes()+2:])).Float32()))
+			size[i] += 2 * math.Abs(float64(minima[at/32]))
 		}
 	}
 	return m, size

@@ -1,0 +1,83 @@
+package layers
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
+)
+
+// Kernels for weights in super-blocks (kernels/gemm_narrow_super.cuh), which are launched as those for other weights of 8 and 4 bits.
+
+const narrowSuperUnit = "narrow_super"
+
+const superMost = 32 // columns of operands
+
+// hasSuper reports whether there are kernels of so many columns.
+func (d *Engine) hasSuper(columns int) bool {
+	return columns == superMost || columns == narrowColumns[0] && d.narrowGroups()
+}
+
+// kernelsOf returns the kernels for packed weights: for each number of columns, and for rows of a table. They are loaded at first use.
+func (d *Engine) kernelsOf(w *weight.Packed) (of *[len(narrowColumns)]*cuda.Function, gather *cuda.Function, err error) {
+	k, err := d.narrowOf()
+	if err == nil && w.Super {
+		k, err = d.superOf(k)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return k.of[w.Kernels], k.gather, nil
+}
+
+// superOf returns the kernels for super-blocks.
+func (d *Engine) superOf(all *narrowKernels) (*narrowKernels, error) {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if all.super != nil {
+		return all.super, nil
+	}
+	k := &narrowKernels{of: map[string]*[len(narrowColumns)]*cuda.Function{}}
+	err := d.dev.Relaxed(func() error {
+		m, err := gpu.Module(d.dev, narrowSuperUnit)
+		if err != nil {
+			return err
+		}
+		for _, of := range [...]string{"int8", "int4"} {
+			k.of[of] = new([len(narrowColumns)]*cuda.Function)
+			for i, n := range narrowColumns {
+				if !d.hasSuper(n) {
+					continue
+				}
+				if k.of[of][i], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_%d", narrowSuperUnit, of, n)); err != nil {
+					return err
+				}
+			}
+		}
+		k.gather, err = m.Function(narrowSuperUnit + "_gather")
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	all.super = k
+	return k, nil
+}
+
+// narrowMost returns the most columns of operands that the kernels for all parts have.
+func (o *Linear) narrowMost() int {
+	for i := range o.Parts {
+		if w := o.Parts[i].Packed; w != nil && w.Super {
+			return superMost
+		}
+	}
+	return narrowMost
+}
+
+// narrowKindOf returns the index of the kernels for packed weights with the fewest columns that are enough.
+func (d *Engine) narrowKindOf(w *weight.Packed, columns int) (kind int) {
+	for kind = narrowKind(columns); w.Super && !d.hasSuper(narrowColumns[kind]); kind++ {
+	}
+	return kind
+}

@@ -1,0 +1,13 @@
+// Entry points of linear layers whose weights are in super-blocks: narrow_super_<elements>_<columns of operands>; narrow_super_gather, which
+// reads rows of a table. Units narrow and narrow_hopper have the launches ahead of them and behind them.
+//
+// Needed by: models in Q4_K, Q5_K or Q6_K on a GPU.
+#include "gemm_narrow_super.cuh"
+
+// 8 columns for a decode step on 9.0, whose kernels by clusters the other GPUs have not.
+SUPER_FEW(narrow_super_int4_8, NarrowInt4, 1)
+SUPER_FEW(narrow_super_int8_8, NarrowInt8, 1)
+SUPER_MANY(narrow_super_int4_32, NarrowInt4, 4)
+SUPER_MANY(narrow_super_int8_32, NarrowInt8, 4)
+
+extern "C" __global__ void __launch_bounds__(NARROW_THREADS) narrow_super_gather(const __grid_constant__ NarrowGatherParams p) { superGather(p); }
