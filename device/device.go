@@ -203,9 +203,32 @@ func (g *GPU) UploadReplicated(x tensor.Tensor) (*Tensor, error) {
 //     kernels. Beyond rows that fill 16, the matrix on the GPU takes at most 1.12 times the memory of w. Elements of 5 and 6
 //     bits become bytes: 1.65 times with Q5_0, Q5_1 and Q5_K, and 1.38 times with Q6_K.
 //   - on is an input of nn.Linear, Linears, GatedLinear and Embedding. free gives the memory back, as [Tensor.Free] does.
-//   - Errors: those of Upload; ErrUnsupported for another format, and for fewer than 16 bits on several GPUs that were opened as one.
+//   - Several GPUs that were opened as one: the first GPU has the matrix.
+//   - Errors: those of Upload, and ErrUnsupported for another format.
 func (g *GPU) UploadWeight(w G.Value) (on G.Value, free func() error, err error) {
-	on, d, err := g.Internal().UploadWeight(w)
+	return g.uploadWeight("GPU.UploadWeight", w, ongpu.OnFirst)
+}
+
+// UploadWeightSharded is [GPU.UploadWeight] for several GPUs, as [GPU.UploadSharded] is [GPU.Upload]. Each GPU has rows, with
+// axis 0, or columns, with axis 1, with the same numbers and scales as w.
+//
+// Errors: those of UploadSharded, and ErrUnsupported for columns that do not divide into whole blocks and groups, or have an
+// Order.
+func (g *GPU) UploadWeightSharded(w G.Value, axis int) (on G.Value, free func() error, err error) {
+	const op = "GPU.UploadWeightSharded"
+	if axis != ongpu.ByRows && axis != ongpu.ByColumns {
+		return nil, nil, errs.Errorf(op, errs.ErrShape, "axis %d of a matrix", axis)
+	}
+	return g.uploadWeight(op, w, axis)
+}
+
+// UploadWeightReplicated is [GPU.UploadWeight] to each of several GPUs, as [GPU.UploadReplicated] is [GPU.Upload].
+func (g *GPU) UploadWeightReplicated(w G.Value) (on G.Value, free func() error, err error) {
+	return g.uploadWeight("GPU.UploadWeightReplicated", w, ongpu.OnAll)
+}
+
+func (g *GPU) uploadWeight(op string, w G.Value, to int) (on G.Value, free func() error, err error) {
+	on, d, err := g.Internal().UploadWeight(op, w, to)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -75,10 +75,11 @@ func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape)
 		if err := op.checkOneGPU(); err != nil {
 			return nil, err
 		}
-		if a := op.byOutputs(in, shapes, shape); a != nil {
+		packed := func(member int) []ongpu.Operand { return packedOn(c.In, member) }
+		if a := op.byOutputs(in, shapes, shape, packed); a != nil {
 			return a, nil
 		}
-		return op.byInputs(in, shapes, shape)
+		return op.byInputs(in, shapes, shape, packed)
 	}
 }
 
@@ -128,10 +129,17 @@ func (op linear) scratchOn(d *layers.Engine, list []ongpu.Operand, shapes []tens
 }
 
 // packedOf returns operands that say how weights are packed, and have no memory.
-func packedOf(in []G.Value) []ongpu.Operand {
+func packedOf(in []G.Value) []ongpu.Operand { return packedOn(in, 0) }
+
+// packedOn is packedOf for a member's shards.
+func packedOn(in []G.Value, member int) []ongpu.Operand {
 	list := make([]ongpu.Operand, len(in))
 	for i, v := range in {
-		list[i].Packed = ongpu.Must(v).Packed
+		d := ongpu.Must(v)
+		if d.Shards != nil {
+			d = d.Shards[member]
+		}
+		list[i].Packed = d.Packed
 	}
 	return list
 }
@@ -173,7 +181,7 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 		mine := make([]layers.Shard, op.parts)
 		for i := range mine {
 			w := &in.w[i].Shards[member]
-			mine[i] = layers.Shard{First: w.First, Out: w.N, W: w.Memory}
+			mine[i] = layers.Shard{First: w.First, Out: w.N, W: w.Memory, Packed: w.Packed}
 			if op.bias {
 				if b := in.b[i].Shards; b != nil {
 					mine[i].B = b[member].Memory

@@ -18,8 +18,8 @@ import (
 // are added.
 
 // byOutputs returns the work of layers whose weights are sharded by output features, with the other inputs on all GPUs; nil for
-// another layout.
-func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape) *ongpu.PerGPU {
+// another layout. packed says how a member's weights are packed.
+func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape, packed func(member int) []ongpu.Operand) *ongpu.PerGPU {
 	if op.gate && op.parts == 1 {
 		return nil
 	}
@@ -61,8 +61,8 @@ func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tenso
 	members := in.x.Members
 	a := &ongpu.PerGPU{Layout: ongpu.Layout{Sharded: true, Axis: 1}, Joined: op.joined, Shape: out.Clone()}
 	a.Shape[len(out)-1] /= members
-	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
-		return op.scratchOn(d, make([]ongpu.Operand, len(mine)), mine)
+	a.Scratch = func(member int, d *layers.Engine) (int, error) {
+		return op.scratchOn(d, packed(member), mine)
 	}
 	a.Queue = func(member int, w *ongpu.Work) error {
 		own := named(op, w.In).b
@@ -79,7 +79,7 @@ func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tenso
 
 // byInputs returns the work of a layer whose weights are sharded by input features; nil for another layout. x may be sharded by
 // columns too; otherwise each GPU reads its columns of x. GPU 0 adds bias and residual.
-func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape) (*ongpu.PerGPU, error) {
+func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape, packed func(member int) []ongpu.Operand) (*ongpu.PerGPU, error) {
 	in, of, names := named(op, list), named(op, shapes), op.names()
 	w := in.w[0]
 	if !w.Sharded || w.Axis != 1 {
@@ -95,7 +95,7 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums: apply the activation after the layer", what, op.activation)
 	}
 	width, even := w.Evenly(of.w[0][1])
-	if !even || width*op.w.Bytes()%16 != 0 {
+	if each := op.w.Block(); !even || width%each != 0 || width/each*op.w.Bytes()%16 != 0 && each == 1 {
 		return nil, errorf(name, errs.ErrUnsupported, "%s of shape %v is sharded on axis 1 over %d GPUs, want a multiple of 16 bytes of a row for each", what, of.w[0], w.Members)
 	}
 	if op.bias && in.b[0].Sharded {
@@ -117,8 +117,8 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 	if sliced && rows > 1 {
 		columns = aligned(rows * width)
 	}
-	a.Scratch = func(_ int, d *layers.Engine) (int, error) {
-		n, err := op.scratchOn(d, make([]ongpu.Operand, len(mine)), mine)
+	a.Scratch = func(member int, d *layers.Engine) (int, error) {
+		n, err := op.scratchOn(d, packed(member), mine)
 		return columns + n, err
 	}
 	a.Queue = func(member int, w *ongpu.Work) error {

@@ -11,7 +11,6 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
-	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -67,14 +66,6 @@ func TestGPUOpsQuantised(t *testing.T) {
 	}
 	if _, _, err := gpu.UploadWeight(nil); !errors.Is(err, la.ErrUnsupported) {
 		t.Errorf("no weight: %v", err)
-	}
-}
-
-// TestGPUsRefuseQuantised: several GPUs that were opened as one take no weights of fewer than 16 bits.
-func TestGPUsRefuseQuantised(t *testing.T) {
-	w, _ := quantised(t, seeded(t), weight.Int8, 4, 64)
-	if _, _, err := devicetest.OpenSome(t, 2).UploadWeight(w); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "int8") {
-		t.Errorf("on two GPUs: %v", err)
 	}
 }
 

@@ -351,6 +351,7 @@ type Operand struct {
 type Shard struct {
 	gpu.Memory
 	First, N int
+	Packed   *weight.Packed // nil: the shard is elements in row-major order
 }
 
 // Collective is common work of all ranks.

@@ -157,8 +157,12 @@ func isSharded(v G.Value) bool {
 }
 
 // eachRun visits the runs that are contiguous both in a shard and in the whole: n bytes of the shard from an offset
-// on, and their offset in the whole.
+// on, and their offset in the whole. Of a packed shard, the whole is the shard.
 func (d *Tensor) eachRun(shard, from, n int, visit func(at, n int)) {
+	if d.Shards[shard].Packed != nil {
+		visit(from, n)
+		return
+	}
 	inner := int(d.DType.Size())
 	for _, s := range d.Shape[d.Axis+1:] {
 		inner *= s
@@ -254,7 +258,7 @@ func (d *Tensor) spreadOperand(sub *queue.Submission, name string) (o Operand, e
 		}
 		t, _ := operand.StorageType(d.DType)
 		first, n := Share(d.Shape[d.Axis], len(d.Shards), i)
-		o.Shards = append(o.Shards, Shard{Memory: Mem{Buffer: b, Offset: s.offset, DType: t, Len: s.Size()}, First: first, N: n})
+		o.Shards = append(o.Shards, Shard{Memory: Mem{Buffer: b, Offset: s.offset, DType: t, Len: s.Size()}, First: first, N: n, Packed: s.Packed})
 		o.Fixed = o.Fixed && sub.Fixed(s.Memory)
 	}
 	return o, nil

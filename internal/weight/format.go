@@ -178,6 +178,36 @@ func (m *Matrix) Rows(from, n, columns int) Matrix {
 	return rows
 }
 
+// Columns returns so many columns from one column on, of rows of so many columns. The elements are copied. Blocks and groups are whole: a
+// scale that another part needs, too, is an error, and so is an order of columns, whose parts are of all of x.
+func (m *Matrix) Columns(from, n, columns int) (part Matrix, err error) {
+	block, rows := m.Format.Block(), m.Len/columns
+	switch group := max(m.Group, 1); {
+	case m.Order != nil:
+		return part, fmt.Errorf("columns [%d, %d) of %v in an order of columns", from, from+n, m.Format)
+	case from%block != 0 || n%block != 0:
+		return part, fmt.Errorf("columns [%d, %d) of %v, want blocks of %d", from, from+n, m.Format, block)
+	case from%group != 0 || n%group != 0 && from+n < columns:
+		return part, fmt.Errorf("columns [%d, %d) of %v, want groups of %d", from, from+n, m.Format, group)
+	}
+	each, row := m.Format.Size(n), m.Format.Size(columns)
+	data := make([]byte, rows*each)
+	part = Matrix{Format: m.Format, Ptr: unsafe.Pointer(unsafe.SliceData(data)), Len: rows * n, Group: m.Group}
+	all := unsafe.Slice((*byte)(m.Ptr), rows*row)
+	for r := range rows {
+		copy(data[r*each:][:each], all[r*row+m.Format.Size(from):])
+	}
+	if m.Scales != nil && m.Group == 0 {
+		part.Scales = m.Scales
+	} else if m.Scales != nil {
+		groups := m.Groups(columns)
+		for r := range rows {
+			part.Scales = append(part.Scales, m.Scales[r*groups+from/m.Group:][:m.Groups(n)]...)
+		}
+	}
+	return part, nil
+}
+
 // Groups returns the number of scales of a row of so many columns.
 func (m *Matrix) Groups(columns int) int {
 	if m.Group == 0 || columns == 0 {

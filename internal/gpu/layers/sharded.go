@@ -4,6 +4,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Linear layers with weights sharded over the GPUs of a group: each GPU computes some columns of y, so that no sum is
@@ -25,6 +26,7 @@ type Sharded struct {
 type Shard struct {
 	First, Out int
 	W, B       gpu.Memory
+	Packed     *weight.Packed // nil: W has rows of elements
 }
 
 // scratch allocates from a memory, or counts how much is needed.
@@ -105,7 +107,7 @@ func (o *Sharded) share(member int) (s share) {
 	direct := o.direct()
 	for i := range all.Parts {
 		whole, shard, part := &all.Parts[i], &o.Shards[member][i], &s.linear.Parts[i]
-		*part = LinearPart{W: shard.W, B: shard.B, Out: shard.Out}
+		*part = LinearPart{W: shard.W, B: shard.B, Out: shard.Out, Packed: shard.Packed}
 		if whole.B.Buffer != nil && shard.B.Buffer == nil {
 			if part.B = elementsFrom(whole.B, shard.First, shard.Out); !inPlace(shard.First) {
 				part.B = mine.take(shard.Out)
