@@ -45,7 +45,7 @@
 //
 // # Weights of few bits
 //
-// Matrices have 8 or fewer bits from these sources, on the CPU and on one GPU:
+// Matrices have 8 or fewer bits from these sources:
 //
 //	a GGUF file                Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; on CPUs in the mapped file. On a
 //	                           GPU, numbers of 5 and 6 bits take a byte each
@@ -60,6 +60,10 @@
 // scales and zeros stay those of the folder: a scale of integers that no float16 has is an error. Scales of activations have no effect:
 // products with E4M3 are those of float32, and products with integers on CPUs round activations to 8 bits by block of 32, unless
 // [Options].Exact. Loading takes the memory of the loaded weights, and of one matrix of the folder.
+//
+// Several GPUs and ranks split these matrices by rows and by columns, with the same numbers. A matrix of the files whose columns do not
+// divide into whole blocks, or have an order, becomes float16. Ranks round their own columns: with int8 and E4M3, a rank's part of a row
+// has a scale.
 //
 // # Families
 //

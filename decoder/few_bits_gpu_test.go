@@ -1,17 +1,18 @@
 package decoder
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
+	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -85,25 +86,108 @@ func TestGPUFewBits(t *testing.T) {
 	}
 }
 
-// TestGPUsFewBits: several GPUs refuse to round weights to fewer than 16 bits, and compute with those of a file as float16.
+// TestGPUsFewBits: several GPUs have the logits of the CPU with weights that are rounded, and with those of a GGUF file, of which columns
+// that do not divide into whole blocks are float16.
 func TestGPUsFewBits(t *testing.T) {
 	gpus := devicetest.OpenSome(t, 2)
-	_, err := NewEngine(smallNetwork(), noWeights{t}, Options{Weights: tensor.Int8, Device: gpus})
-	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "weights of 8 and 4 bits are on the CPU or one GPU") {
-		t.Errorf("int8 on two GPUs: %v", err)
+	o := Options{Device: gpus, Exact: true, Cache: la.Float16}
+	tiny := openCheckpoint(t, "../tiny")
+	types := []tensor.Dtype{nn.Int4}
+	if reftest.Every(t) {
+		types = append(types, tensor.Int8, la.E4M3)
+	}
+	for _, as := range types {
+		o := o
+		o.Weights = as
+		stepsAgainstCPU(t, tiny.Engine, o, 2, 2, 0.003)
 	}
 	m := withoutTokenizer(t, writeBlocksOf(t, rand.New(rand.NewPCG(1, 2)), true, 4, 2, 1))
 	defer m.Close()
-	weights, free, err := load(m.network, m.files, placement{gpu: gpus}, nil)
-	if err != nil {
-		t.Fatal(err)
+	few, wide := 0, 0
+	stepsAgainstCPU(t, func(o Options) (*Engine, error) {
+		e, err := m.Engine(o)
+		if err == nil && o.Device != nil {
+			for w := range m.network.Weights() {
+				switch of := e.weights[w.Name].(interface{ Dtype() tensor.Dtype }).Dtype(); {
+				case !w.matrix():
+				case of == la.Float16 && w.Split.Axis == ByColumns:
+					wide++
+				case strings.HasPrefix(of.Name(), "Q"):
+					few++
+				default:
+					t.Errorf("%s is of %v", w.Name, of)
+				}
+			}
+		}
+		return e, err
+	}, o, 2, 2, 0.01)
+	if few < 7 || few+wide != 9 {
+		t.Errorf("%d matrices are in blocks, and %d are float16", few, wide)
 	}
-	for name, v := range weights {
-		if d, ok := v.(*device.Tensor); !ok || len(d.Shape()) == 2 && d.Dtype() != la.Float16 {
-			t.Errorf("%s is %v", name, v)
+}
+
+// TestQuantisedColumns: columns of a matrix in blocks or groups have the numbers of the whole.
+func TestQuantisedColumns(t *testing.T) {
+	m := withoutTokenizer(t, writeBlocks(t, rand.New(rand.NewPCG(1, 2)), false))
+	defer m.Close()
+	for w := range m.network.Weights() {
+		if !w.matrix() || w.Split.Axis != ByColumns {
+			continue
+		}
+		name, shape := w.tensor()
+		q, err := m.files.blocks(name, shape, 0, w.Shape[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := make([]float32, w.Shape[0]*w.Shape[1])
+		if err := m.files.float32s(whole, name, shape, 0, w.Shape[0]); err != nil {
+			t.Fatal(err)
+		}
+		block := blockElements(q.Format)
+		for _, c := range [][2]int{{0, w.Shape[1]}, {block, w.Shape[1]}, {0, block}, {1, w.Shape[1]}, {0, block - 1}} {
+			left, right := c[0], c[1]
+			part := quantisedColumns(q, left, right)
+			if left%block != 0 || right%block != 0 {
+				if part != nil {
+					t.Errorf("%s of %s: columns %v of blocks of %d", w.Name, q.Format, c, block)
+				}
+				continue
+			}
+			if right <= left {
+				continue
+			}
+			v, err := part.Value()
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := G.NewGraph()
+			of := G.NewTensor(g, v.(interface{ Dtype() tensor.Dtype }).Dtype(), 2, G.WithShape(v.Shape()...), G.WithName("w"), G.WithValue(v))
+			ids := tensor.New(tensor.WithBacking([]int{w.Shape[0] - 1, 0}))
+			y := G.Must(nn.Embedding(of, G.NodeFromAny(g, ids, G.WithName("ids")), nil))
+			vm := G.NewTapeMachine(g)
+			if err := vm.RunAll(); err != nil {
+				t.Fatal(err)
+			}
+			got := y.Value().Data().([]float32)[:right-left]
+			if want := whole[len(whole)-w.Shape[1]:][left:right]; !slices.Equal(got, want) {
+				t.Errorf("%s of %s, columns %v: %v, want %v", w.Name, q.Format, c, got[:4], want[:4])
+			}
+			vm.Close()
 		}
 	}
-	if err := free(); err != nil {
-		t.Error(err)
+	q := &nn.Quantised{Format: "e4m3", Rows: 2, Columns: 300, Data: make([]byte, 600), Scales: []float32{1, 2, 3, 4, 5, 6}, Group: 128}
+	for i := range q.Data {
+		q.Data[i] = byte(i % 120)
+	}
+	part := quantisedColumns(q, 128, 300)
+	if part == nil || !slices.Equal(part.Scales, []float32{2, 3, 5, 6}) || part.Columns != 172 || !slices.Equal(part.Data[:172], q.Data[128:300]) || !slices.Equal(part.Data[172:], q.Data[428:]) {
+		t.Errorf("groups: %+v", part)
+	}
+	if quantisedColumns(q, 128, 299) != nil || quantisedColumns(q, 64, 300) != nil {
+		t.Error("columns with a part of a group")
+	}
+	q.Scales, q.Group = []float32{1, 2}, 0
+	if part := quantisedColumns(q, 3, 7); part == nil || !slices.Equal(part.Scales, q.Scales) || !slices.Equal(part.Data, []byte{3, 4, 5, 6, 63, 64, 65, 66}) {
+		t.Errorf("scales of rows: %+v", part)
 	}
 }

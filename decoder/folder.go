@@ -7,8 +7,8 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/hf"
+	"gorgonia.org/leanattention/nn"
 
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -42,10 +42,10 @@ func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) 
 }
 
 // A folder has no blocks.
-func (f folder) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
-func (f folder) blockRow(string) int                             { return 0 }
-func (f folder) loaded()                                         {}
-func (f folder) hold() (func() error, error)                     { return func() error { return nil }, nil }
+func (f folder) blocks(string, []int, int, int) (*nn.Quantised, error) { return nil, nil }
+func (f folder) blockRow(string) int                                   { return 0 }
+func (f folder) loaded()                                               {}
+func (f folder) hold() (func() error, error)                           { return func() error { return nil }, nil }
 
 func (f folder) float32s(dst []float32, name string, shape []int, from, to int) error {
 	return f.Each(name, shape, from, to, func(at int, part any) error { return convert(dst, at, part) })

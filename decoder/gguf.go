@@ -19,7 +19,6 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -111,7 +110,7 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 }
 
 // blocks returns rows of a weight as the file has them.
-func (f *ggufFile) blocks(name string, shape []int, from, to int) (G.Value, error) {
+func (f *ggufFile) blocks(name string, shape []int, from, to int) (*nn.Quantised, error) {
 	t := f.weights[name]
 	if t == nil || !slices.Equal(t.Shape(), shape) {
 		return nil, fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
@@ -123,7 +122,7 @@ func (f *ggufFile) blocks(name string, shape []int, from, to int) (G.Value, erro
 	if err != nil {
 		return nil, err
 	}
-	return nn.Quantised{Format: t.Type().String(), Rows: to - from, Columns: shape[1], Data: data}.Value()
+	return &nn.Quantised{Format: t.Type().String(), Rows: to - from, Columns: shape[1], Data: data}, nil
 }
 
 // blockRow returns the bytes of a row of a weight that blocks returns.

@@ -14,9 +14,9 @@ import (
 
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
+	"gorgonia.org/leanattention/nn"
 
 	blasimpl "gonum.org/v1/gonum/blas/gonum"
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -223,7 +223,7 @@ func (m merged) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 }
 
 // A merged weight is not in blocks.
-func (m merged) blocks(name string, shape []int, from, to int) (G.Value, error) {
+func (m merged) blocks(name string, shape []int, from, to int) (*nn.Quantised, error) {
 	if len(m.deltas[name]) > 0 {
 		return nil, nil
 	}

@@ -20,8 +20,8 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/nn"
 
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -123,10 +123,10 @@ func (s goldenSource) float32s(dst []float32, name string, shape []int, from, to
 	return err
 }
 
-func (s goldenSource) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
-func (s goldenSource) blockRow(string) int                             { return 0 }
-func (goldenSource) loaded()                                           {}
-func (s goldenSource) hold() (func() error, error)                     { return func() error { return nil }, nil }
+func (s goldenSource) blocks(string, []int, int, int) (*nn.Quantised, error) { return nil, nil }
+func (s goldenSource) blockRow(string) int                                   { return 0 }
+func (goldenSource) loaded()                                                 {}
+func (s goldenSource) hold() (func() error, error)                           { return func() error { return nil }, nil }
 
 func (s goldenSource) stored(string) tensor.Dtype { return tensor.Float32 }
 

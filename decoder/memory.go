@@ -16,7 +16,7 @@ import (
 // there is none. GPUs keep freed memory for later values, so the memory of a GPU that this process uses
 // counts as free: loading itself finds smaller shortages.
 func (o *Options) checkMemory(n Network, blockRow func(name string) int) error {
-	if o.Device != nil && len(o.Device.Members()) > 1 || o.several() || o.Weights != (tensor.Dtype{}) {
+	if o.Weights != (tensor.Dtype{}) {
 		blockRow = nil
 	}
 	all, largest, err := weightBytes(n, o.Weights, blockRow)

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/decoder/tokenizer"
+	"gorgonia.org/leanattention/nn"
 
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -40,7 +40,7 @@ type source interface {
 	float32s(dst []float32, name string, shape []int, from, to int) error
 	// blocks returns rows of a matrix in fewer than 16 bits, as the files have them; nil: the files have them otherwise, or rows are
 	// to be changed.
-	blocks(name string, shape []int, from, to int) (G.Value, error)
+	blocks(name string, shape []int, from, to int) (*nn.Quantised, error)
 	// blockRow returns the bytes of a row that blocks returns; 0: it returns nil.
 	blockRow(name string) int
 	// hold keeps what blocks returned valid until release, also after Close.
@@ -310,8 +310,8 @@ func (m *Model) Weights() Weights { return vectors{m.weights()} }
 type vectors struct{ source }
 
 // blocks has none: a graph may have ops for numbers alone.
-func (vectors) blocks(string, []int, int, int) (G.Value, error) { return nil, nil }
-func (vectors) blockRow(string) int                             { return 0 }
+func (vectors) blocks(string, []int, int, int) (*nn.Quantised, error) { return nil, nil }
+func (vectors) blockRow(string) int                                   { return 0 }
 
 func (w vectors) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	if len(shape) != 1 {

@@ -47,14 +47,15 @@ type Options struct {
 	// SwapBytes is the most bytes of these files; 0: 4 GiB.
 	SwapBytes int64
 
-	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16 or, on the CPU or one GPU, tensor.Int8,
-	// leanattention.E4M3 or nn.Int4 (see nn.Rounded). The zero value is the type of the files:
+	// Weights is the element type of matrices: float32, leanattention.Float16, leanattention.BFloat16, tensor.Int8, leanattention.E4M3 or
+	// nn.Int4 (see nn.Rounded). The zero value is the type of the files:
 	//
 	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Quantised). The file must
 	//     not be cut while an engine is open.
 	//   - On the CPU, matrices of a folder by GPTQ, by AWQ or in FP8 keep their numbers, scales and zeros.
-	//   - On one GPU, so do all of these. With leanattention.Float16 they take more memory, and a step of one or two texts is one launch.
-	//   - Matrices on several GPUs, with an adapter, and those that latent attention splits become float16.
+	//   - On GPUs, so do all of these. With leanattention.Float16 they take more memory, and a step of one or two texts is one launch.
+	//   - Matrices with an adapter, those that latent attention splits, and columns that several GPUs or ranks cannot divide into whole
+	//     blocks become float16.
 	//
 	// Matrices that latent attention splits are never of 8 or 4 bits: with these types they have the type of the files.
 	Weights tensor.Dtype
@@ -173,8 +174,6 @@ func (o *Options) fill(s *Sizes) error {
 	case slices.Contains(types, t):
 	case !roundedTo(t):
 		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, int8, nn.Int4, and leanattention.Float16, BFloat16 and E4M3: %w", t, ErrConfig)
-	case o.Device != nil && len(o.Device.Members()) > 1 || o.several():
-		return fmt.Errorf("decoder: Options.Weights is %v, and Options.Device is %v, of %d ranks: weights of 8 and 4 bits are on the CPU or one GPU; use leanattention.Float16 or BFloat16: %w", t, o.Device, max(1, o.world().Size), ErrUnsupported)
 	}
 	switch t := o.Cache; {
 	case slices.Contains(types, t):

@@ -12,7 +12,6 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/nn"
 
-	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -328,8 +327,8 @@ func (p *packed) blockOf(g *groups, to []byte, block, out int, numbers, shifts [
 	}
 }
 
-// quantised returns rows of a matrix; nil: the weight is one tensor.
-func (p *packed) quantised(name string, shape []int, from, to int) (*nn.Quantised, error) {
+// blocks returns rows of a matrix in the groups of the file; nil: the weight is one tensor.
+func (p *packed) blocks(name string, shape []int, from, to int) (*nn.Quantised, error) {
 	m := p.matrices[name]
 	if m == nil {
 		return nil, nil
@@ -349,15 +348,6 @@ func (p *packed) quantised(name string, shape []int, from, to int) (*nn.Quantise
 	q := &nn.Quantised{Format: g.format, Rows: to - from, Columns: m.in, Data: fresh[byte]((to - from) * rowBytes(g.format, m.in)), Order: g.order}
 	p.rows(g, q.Data, from, to)
 	return q, nil
-}
-
-// blocks returns rows of a matrix in the groups of the file.
-func (p *packed) blocks(name string, shape []int, from, to int) (G.Value, error) {
-	q, err := p.quantised(name, shape, from, to)
-	if q == nil || err != nil {
-		return nil, err
-	}
-	return q.Value()
 }
 
 // blockRow returns the bytes of a row that blocks returns, of groups in the order of the columns.
@@ -383,7 +373,7 @@ func (p *packed) blockRow(name string) int {
 
 // float32s decodes rows.
 func (p *packed) float32s(dst []float32, name string, shape []int, from, to int) error {
-	q, err := p.quantised(name, shape, from, to)
+	q, err := p.blocks(name, shape, from, to)
 	if err != nil {
 		return err
 	}

@@ -250,7 +250,7 @@ func TestPackedMemory(t *testing.T) {
 		if got := m.files.blockRow("layers.0.self_attn.q_proj.weight"); got != row {
 			t.Errorf("%s: rows of %d bytes, want %d", name, got, row)
 		}
-		q, err := m.files.(*packed).quantised("layers.0.self_attn.q_proj.weight", []int{m.network.(*transformer).width, m.network.(*transformer).width}, 0, 2)
+		q, err := m.files.(*packed).blocks("layers.0.self_attn.q_proj.weight", []int{m.network.(*transformer).width, m.network.(*transformer).width}, 0, 2)
 		if err != nil || len(q.Data)+4*len(q.Scales) != 2*row {
 			t.Errorf("%s: %v, %v", name, q, err)
 		}

@@ -71,7 +71,7 @@ func TestRanksTPLA(t *testing.T) {
 	for _, m := range latentModels(t)[1:3] { // with biases, and without a projection of queries
 		c := m.changed(t, map[string]any{"kv_lora_rank": 32, "intermediate_size": 128})
 		of := func(layer int) *nn.TPLA { return &nn.TPLA{Seed: uint64(layer)} }
-		fmt.Fprintln(&b, m.Name, ranksText(t, c, gpu, comm, of))
+		fmt.Fprintln(&b, m.Name, ranksText(t, c, gpu, comm, Options{TPLA: of}))
 		if comm.World().Size == 1 {
 			continue
 		}
@@ -123,13 +123,16 @@ func ranksTexts(t *testing.T) string {
 		var text string
 		switch m.Name {
 		case "llama3", "qwen3":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128}), gpu, comm, nil)
+			c := m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128})
+			if text = ranksText(t, c, gpu, comm, Options{}); m.Name == "qwen3" && reftest.Every(t) {
+				text += ranksText(t, c, gpu, comm, Options{Weights: nn.Int4})
+			}
 		case "phi3":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 128}), gpu, comm, nil)
+			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 128}), gpu, comm, Options{})
 		case "opt":
-			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 128}), gpu, comm, nil)
+			text = ranksText(t, m.changed(t, map[string]any{"num_attention_heads": 4, "hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 128}), gpu, comm, Options{})
 		case "deepseek_v2_lite":
-			text = ranksText(t, m.changed(t, map[string]any{"v_head_dim": 16, "intermediate_size": 128}), gpu, comm, nil)
+			text = ranksText(t, m.changed(t, map[string]any{"v_head_dim": 16, "intermediate_size": 128}), gpu, comm, Options{})
 		case "olmo2":
 			text = ranksRefuse(t, &m, gpu, comm)
 		}
@@ -138,8 +141,9 @@ func ranksTexts(t *testing.T) string {
 	return b.String()
 }
 
-func ranksText(t *testing.T, m *goldenModel, gpu *device.GPU, comm *ranks.Comm, tpla func(int) *nn.TPLA) string {
-	e := goldenEngine(t, m, Options{Device: gpu, Ranks: comm, Context: 100, Batch: 2, Draft: 4, Exact: true, TPLA: tpla})
+func ranksText(t *testing.T, m *goldenModel, gpu *device.GPU, comm *ranks.Comm, o Options) string {
+	o.Device, o.Ranks, o.Context, o.Batch, o.Draft, o.Exact = gpu, comm, 100, 2, 4, true
+	e := goldenEngine(t, m, o)
 	defer e.Close()
 	var texts []*Text
 	for i, r := range []Request{

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	la "gorgonia.org/leanattention"
@@ -117,18 +118,18 @@ func (p *placement) cut(w *Weight) (from, to int) {
 }
 
 // put copies a weight to the GPUs.
-func (p *placement) put(t *tensor.Dense, split Split, sums bool) (*device.Tensor, error) {
+func (p *placement) put(v G.Value, split Split, sums bool) (on G.Value, free func() error, err error) {
 	switch {
 	case p.members() == 1 || split.Axis == Whole && !sums:
-		return p.gpu.Upload(t)
+		return p.gpu.UploadWeight(v)
 	case split.Axis == Whole:
-		return p.gpu.UploadReplicated(t)
+		return p.gpu.UploadWeightReplicated(v)
 	case split.Axis == ByColumns && sums:
-		return p.gpu.UploadSharded(t, 1)
-	case t.Shape()[0] < p.members():
-		return p.gpu.Upload(t)
+		return p.gpu.UploadWeightSharded(v, 1)
+	case v.Shape()[0] < p.members():
+		return p.gpu.UploadWeight(v)
 	}
-	return p.gpu.UploadSharded(t, 0)
+	return p.gpu.UploadWeightSharded(v, 0)
 }
 
 // load returns the values of all weights of a network, where the engine computes. Vectors are float32: they are a thousandth of
@@ -173,7 +174,7 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 			weights[w.Name] = weights[other]
 		} else {
 			loaded[same] = w.Name
-			small, free, err := p.small(from, &w)
+			small, free, err := p.small(from, &w, sums)
 			if err != nil {
 				return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 			}
@@ -192,11 +193,11 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 					if w.up != nil && !sums { // one GPU computes all layers by heads
 						split = Split{}
 					}
-					up, err := p.put(t, split, sums)
+					up, free, err := p.put(t, split, sums)
 					if err != nil {
 						return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 					}
-					there = append(there, up.Free)
+					there = append(there, free)
 					weights[w.Name] = up
 				}
 			}
@@ -209,49 +210,118 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 }
 
 // small returns a weight of fewer than 16 bits a number; nil: the weight has 16 or more. free, if not nil, frees the memory of a GPU.
-// On a GPU, a weight of the files whose type GPUs do not take becomes float16.
-func (p *placement) small(from Weights, w *Weight) (v G.Value, free func() error, err error) {
-	if p.members() > 1 || p.world.Size > 1 {
-		return nil, nil, nil
-	}
+// A weight of the files whose columns do not divide into whole blocks among GPUs or processes becomes float16.
+func (p *placement) small(from Weights, w *Weight, sums bool) (v G.Value, free func() error, err error) {
 	if v, err = p.smallOnHost(from, w); p.gpu == nil || v == nil || err != nil {
 		return v, nil, err
 	}
-	on, free, err := p.gpu.UploadWeight(v)
+	on, free, err := p.put(v, w.Split, sums)
 	if errors.Is(err, la.ErrUnsupported) && !roundedTo(p.as) {
 		return nil, nil, nil
 	}
 	return on, free, err
 }
 
-// smallOnHost is small for host memory.
+// smallOnHost is small for host memory: the process's part.
 func (p *placement) smallOnHost(from Weights, w *Weight) (G.Value, error) {
 	if !w.matrix() {
 		return nil, nil
 	}
+	first, rows, left, right := 0, w.Shape[0], 0, w.Shape[1]
+	if begin, end := p.cut(w); w.Split.Axis == ByColumns {
+		left, right = begin, end
+	} else {
+		first, rows = begin, end-begin
+	}
 	switch {
 	case roundedTo(p.as):
-		name, shape := w.tensor()
-		return nn.Rounded(p.as, w.Shape[0], w.Shape[1], func(dst []float32, first, end int) error {
-			if s, ok := from.(source); ok { // no memory but dst
-				return s.float32s(dst, name, shape, w.From.Row+first, w.From.Row+end)
-			}
-			t, err := part(from, w, tensor.Float32, first, end-first)
-			if err == nil {
-				t, err = converted(t, tensor.Float32)
-			}
-			if err == nil {
-				copy(dst, t.Float32s())
-			}
-			return err
+		return nn.Rounded(p.as, rows, right-left, func(dst []float32, begin, end int) error {
+			return p.numbers(dst, from, w, first+begin, first+end, left, right)
 		})
 	case p.as == tensor.Dtype{}:
-		if s, ok := from.(source); ok {
-			name, shape := w.tensor()
-			return s.blocks(name, shape, w.From.Row, w.From.Row+w.Shape[0])
+		s, ok := from.(source)
+		if !ok {
+			return nil, nil
+		}
+		name, shape := w.tensor()
+		q, err := s.blocks(name, shape, w.From.Row+first, w.From.Row+first+rows)
+		if q == nil || err != nil {
+			return nil, err
+		}
+		if q = quantisedColumns(q, left, right); q != nil {
+			return q.Value()
 		}
 	}
 	return nil, nil
+}
+
+// numbers reads columns [left, right) of rows of a weight.
+func (p *placement) numbers(dst []float32, from Weights, w *Weight, begin, end, left, right int) error {
+	wide, n := dst, right-left
+	if n < w.Shape[1] {
+		wide = make([]float32, (end-begin)*w.Shape[1])
+	}
+	if s, ok := from.(source); ok { // no other memory
+		name, shape := w.tensor()
+		if err := s.float32s(wide, name, shape, w.From.Row+begin, w.From.Row+end); err != nil {
+			return err
+		}
+	} else {
+		t, err := part(from, w, tensor.Float32, begin, end-begin)
+		if err == nil {
+			t, err = converted(t, tensor.Float32)
+		}
+		if err != nil {
+			return err
+		}
+		copy(wide, t.Float32s())
+	}
+	if n < w.Shape[1] {
+		for row := range end - begin {
+			copy(dst[row*n:][:n], wide[row*w.Shape[1]+left:])
+		}
+	}
+	return nil
+}
+
+// quantisedColumns returns columns of a matrix, nil if they are not whole blocks and groups or are not in order. All columns are the matrix
+// itself.
+func quantisedColumns(q *nn.Quantised, left, right int) *nn.Quantised {
+	n, block, group := right-left, blockElements(q.Format), max(q.Group, 1)
+	switch {
+	case n == q.Columns:
+		return q
+	case q.Order != nil || left%block != 0 || right%block != 0 || left%group != 0 || right%group != 0 && right < q.Columns:
+		return nil
+	}
+	row := len(q.Data) / q.Rows
+	of := func(columns int) int { return row / (q.Columns / block) * (columns / block) } // bytes
+	part := &nn.Quantised{Format: q.Format, Rows: q.Rows, Columns: n, Data: fresh[byte](q.Rows * of(n)), Scales: q.Scales, Group: q.Group}
+	each := len(q.Scales) / q.Rows
+	if q.Group > 0 {
+		part.Scales = nil
+	}
+	for r := range q.Rows {
+		copy(part.Data[r*of(n):][:of(n)], q.Data[r*row+of(left):])
+		if q.Group > 0 {
+			part.Scales = append(part.Scales, q.Scales[r*each+left/q.Group:r*each+(right-1)/q.Group+1]...)
+		}
+	}
+	return part
+}
+
+// blockElements returns the elements of a block of a format of nn.Quantised.
+func blockElements(format string) (n int) {
+	switch {
+	case format == "e4m3":
+		return 1
+	case strings.HasSuffix(format, "_K"):
+		return 256
+	}
+	if _, err := fmt.Sscanf(format, "int4_%d", &n); err != nil {
+		return 32
+	}
+	return n
 }
 
 // roundedTo reports whether t is a type of fewer than 16 bits that [Options].Weights may have.

@@ -165,7 +165,7 @@ func (g *GPU) Upload(x tensor.Tensor) (*Tensor, error) { return public(g.Interna
 // UploadSharded copies a part of a tensor to each of several GPUs: the indices of axis are shared out to the [GPU.Members]
 // evenly and in order. With a single GPU, UploadSharded is [GPU.Upload].
 //
-// Sharded tensors are operands of
+// Sharded tensors, and the weights of [GPU.UploadWeightSharded], are operands of
 //
 //   - leanattention.Attend and Attention: keys and values, by heads. q, the output and the log-sum-exp are whole, on the
 //     first GPU.

@@ -112,15 +112,16 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 // On a GPU, all inputs are a [device.Tensor]:
 //
 //   - x is float32, and a row of w has a multiple of 16 bytes.
-//   - w of [Rounded] or [Quantised] is from [device.GPU.UploadWeight], in a format that it lists. Its numbers are exact in float16, and x
-//     has two parts of float16, or one with WithMixedPrecision from 5 rows on. A launch reads w for up to 32 rows, or 64 of one part.
+//   - w of [Rounded] or [Quantised] is from [device.GPU.UploadWeight]. Its numbers without scales are exact in float16, and x has two
+//     parts of float16, or one with WithMixedPrecision from 5 rows on. A launch reads w for up to 32 rows, or 64 of one part; half as
+//     many with Q4_K, Q5_K and Q6_K.
 //   - Tensor cores multiply operands in two parts: at most 2^-18 of a product is lost, 2^-15 with bfloat16, and infinities become
 //     NaN. In a GEMM of many rows, tensor cores also truncate sums: up to 2^-27 of the largest partial sum for each column and part.
 //   - The order of sums depends on the number of rows and on the GPU.
 //
 // On several GPUs ([device.Open]):
 //
-//   - w from [device.GPU.UploadSharded] on axis 0, output features: each GPU computes columns of y. b may be sharded so too. If the
+//   - w from [device.GPU.UploadSharded] or [device.GPU.UploadWeightSharded] on axis 0, output features: each GPU computes columns of y. b may be sharded so too. If the
 //     other inputs are replicated ([device.GPU.UploadReplicated]) and a residual is sharded by columns, y is sharded by columns.
 //     Otherwise y is whole, on GPU 0.
 //   - w sharded on axis 1, input features: y = x_0 w_0^T + x_1 w_1^T + ... + b + residual, in this order, in float32, replicated. x may
