@@ -179,7 +179,7 @@ func (a *assembly[F]) attend(t *tile) {
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	scaleScores(t, scores, stride, a.factor)
 	modifyScores(t, scores, stride)
-	watchScores(t, scores, stride)
+	keepScores(t, scores, stride)
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {
@@ -187,6 +187,7 @@ func (a *assembly[F]) attend(t *tile) {
 		}
 		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
 			array(&t.V[0]), 0, further)
+		watchWeights(t, scores, t.M, stride)
 		dropWeights(t, scores, stride)
 		scaleWeights(t, scores, stride, a.factor)
 		if empty == 0 {
@@ -202,6 +203,7 @@ func (a *assembly[F]) attend(t *tile) {
 			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim, array(&t.V[0]), 0, 0)
 		}
 	}
+	watchWeights(t, scores, t.M, stride)
 	dropWeights(t, scores, stride)
 	scaleWeights(t, scores, stride, a.factor)
 	ragged[F](t, rowBlock, func(r int) int { return int(visible[r]) }, values)

@@ -84,9 +84,10 @@ func (a *neon[F]) attend(t *tile) {
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	scaleScores(t, scores, stride, 1)
 	modifyScores(t, scores, stride)
-	watchScores(t, scores, stride)
+	keepScores(t, scores, stride)
 	if t.Visible == nil {
 		empty := a.Weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim)
+		watchWeights(t, scores, t.M, stride)
 		dropWeights(t, scores, stride)
 		scaleWeights(t, scores, stride, 1)
 		if empty == 0 {
@@ -102,6 +103,7 @@ func (a *neon[F]) attend(t *tile) {
 			a.Weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
+	watchWeights(t, scores, t.M, stride)
 	dropWeights(t, scores, stride)
 	scaleWeights(t, scores, stride, 1)
 	ragged[F](t, block, func(r int) int { return int(visible[r]) }, values)

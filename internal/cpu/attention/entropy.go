@@ -11,7 +11,7 @@ import (
 )
 
 // Entropy of a row's weights p_j over its keys: the sum of -p_j ln p_j. It follows from the log-sum-exp and from the mean of the scores, for
-// which a worker looks at the scores of each tile before the tile's kernel makes weights of them.
+// which a worker keeps the scores of each tile until the tile's kernel has made weights of them.
 
 // canMeasure has the features of attention that goes with entropy: kernels have all scores of a row in memory, and weights have a sum.
 var canMeasure = attn.Can{Name: "the entropy of weights", Features: canWeigh.Features | attn.Window | attn.SinkTokens, KV: canAttend.KV}
@@ -56,7 +56,7 @@ func clearEntropy[F cpu.Real](p *Plan, o *Operands[F]) {
 	}
 }
 
-// moments are the sums of a row over some keys, with scores s_j of base 4: m = max s_j, l = sum 4^(s_j-m), t = sum 4^(s_j-m) (s_j-m).
+// moments are the sums of a row over some keys, with scores s_j of base 4 that are at most m: l = sum 4^(s_j-m), t = sum 4^(s_j-m) (s_j-m).
 type moments struct{ m, l, t float64 }
 
 // add adds the sums of other keys.
@@ -99,10 +99,11 @@ func shareOfEntropy(own, lse, all, sink float64) float64 {
 	return w * (own + (all-lse)*(1-math.Exp(sink-lse)))
 }
 
-// entropyRun looks at scores for a worker.
+// entropyRun sums for a worker.
 type entropyRun[F cpu.Real] struct {
-	rows          []moments // of the block
-	scores, above []F       // 4^(s-m), and s-m, of a row
+	rows   []moments // of the block
+	scores []F       // of a tile
+	ones   []F
 }
 
 func (e *entropyRun[F]) grow(rows int) {
@@ -144,44 +145,60 @@ func (ws *workspace[F]) mergeMoments(b block, k lean.Work, first, last int) []mo
 	return sum
 }
 
-// watch adds the scores of a tile, with stride elements a row, to the rows' sums.
-func (e *entropyRun[F]) watch(t *tile, at unsafe.Pointer, stride int) {
-	if len(e.above) < t.Count {
-		e.scores, e.above = make([]F, 2*t.Count), make([]F, 2*t.Count)
+// keep copies the scores of a tile, with stride elements a row.
+func (e *entropyRun[F]) keep(t *tile, at unsafe.Pointer, stride int) {
+	n := t.Rows * stride
+	if len(e.scores) < n {
+		e.scores = make([]F, n)
 	}
-	all := unsafe.Slice((*F)(at), t.Rows*stride)
+	copy(e.scores, unsafe.Slice((*F)(at), n))
+}
+
+// watch adds the scores of a tile to the rows' sums, by the weights that the kernel has made of them: 4^(s-m), with the rows' maxima m.
+func (e *entropyRun[F]) watch(t *tile, at, maxima unsafe.Pointer, stride int) {
+	all, m := unsafe.Slice((*F)(at), t.Rows*stride), unsafe.Slice((*F)(maxima), t.Rows)
+	for len(e.ones) < t.Count {
+		e.ones = append(e.ones, 1)
+	}
 	for r := range t.Rows {
 		n := t.Count
 		if t.Visible != nil {
 			n = int(*(*int32)(unsafe.Add(t.Visible, 4*r)))
 		}
-		s := all[r*stride : r*stride+n]
-		if n == 0 {
+		if n == 0 || m[r] == F(math.Inf(-1)) {
 			continue
 		}
-		m := vector.Maximum(s)
-		if m == F(math.Inf(-1)) {
-			continue
+		weights, scores := all[r*stride:r*stride+n], e.scores[r*stride:r*stride+n]
+		x := moments{m: float64(m[r]), l: vector.Dot(weights, e.ones[:n])}
+		const near = 32 // a maximum whose product with l rounds little
+		if x.t = vector.Dot(weights, scores) - x.m*x.l; x.t != x.t || math.Abs(x.m) > near {
+			x.t = 0
+			for i, w := range weights {
+				if w > 0 { // the score of a hidden key is -Inf
+					x.t += float64(w) * float64(scores[i]-m[r])
+				}
+			}
 		}
-		const hidden = -1 << 20 // in place of -Inf: the weight is 0, and so is its product with the score
-		above, weights := e.above[:n], e.scores[:n]
-		for i, x := range s {
-			above[i] = max(x-m, hidden)
-		}
-		copy(weights, above)
-		sum := vector.Exponentials(weights, 0)
-		e.rows[t.blockRow+r].add(moments{float64(m), float64(sum), vector.Dot(weights, above)})
+		e.rows[t.blockRow+r].add(x)
 	}
 }
 
-// watchScores lets the worker look at the scores of a tile that the tile's rows see, as the softmax gets them.
-func watchScores[F cpu.Real](t *tile, scores []F, stride int) {
+// keepScores keeps the scores of a tile, as the softmax gets them, for watchWeights.
+func keepScores[F cpu.Real](t *tile, scores []F, stride int) {
 	if t.watcher != nil {
-		t.watcher.watch(t, unsafe.Pointer(unsafe.SliceData(scores)), stride)
+		t.watcher.keep(t, unsafe.Pointer(unsafe.SliceData(scores)), stride)
 	}
 }
 
-// tileWatcher looks at the scores of a tile.
+// watchWeights lets the worker look at the weights of a tile, and at the maxima of its rows.
+func watchWeights[F cpu.Real](t *tile, weights []F, maxima unsafe.Pointer, stride int) {
+	if t.watcher != nil {
+		t.watcher.watch(t, unsafe.Pointer(unsafe.SliceData(weights)), maxima, stride)
+	}
+}
+
+// tileWatcher looks at the scores of a tile, and then at the weights.
 type tileWatcher interface {
-	watch(t *tile, scores unsafe.Pointer, stride int)
+	keep(t *tile, scores unsafe.Pointer, stride int)
+	watch(t *tile, weights, maxima unsafe.Pointer, stride int)
 }

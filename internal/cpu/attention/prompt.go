@@ -179,9 +179,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 				hide(see[w.visible[r]:])
 			}
 		}
-		if p.watcher != nil {
-			watchScores(p, unsafe.Slice((*F)(p.Scores), p.Rows*width), width)
-		}
+		keepScores(p, scores, width)
 		m := unsafe.Slice(at32(t.M, row), p.Rows)
 		w.here = Streams{p.Scores, p.Scores, p.Scores, p.Scores}
 		empty := k.weigh(&scores[0], at32(t.O, row*t.ValueDim), &m[0], at32(t.L, row), p.Rows, n, width, t.ValueDim, array(&w.here), 0, 0)
@@ -192,6 +190,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 				}
 			}
 		}
+		watchWeights(p, scores, unsafe.Pointer(&m[0]), width)
 		dropWeights(p, scores, width)
 		s.split(k, s.parts, p.Scores, p.Rows, n, width)
 		s.multiply(k, s.parts, s.values, stepsOf(n), unsafe.Pointer(at32(t.O, row*t.ValueDim)), p.Rows, t.ValueDim, t.ValueDim, 1)
