@@ -59,10 +59,11 @@ __device__ __forceinline__ void rowsSums(const RowsSumsParams& p) {
 __device__ __forceinline__ float4 slopesOf(int f, float4 x) { return {slopeOf(f, x.x), slopeOf(f, x.y), slopeOf(f, x.z), slopeOf(f, x.w)}; }
 
 struct RowsRoundParams {
-  const float *x, *before; // rows x n, a multiple of 4; before may be null
-  void* y;                 // as x, in an element type of 16 bits
+  const void* x;       // rows x n, n a multiple of 4, of float32; with dim of y's type: (rows/tokens, n/dim, tokens, dim), dim a multiple of 4
+  const float* before; // as x without dim; may be null
+  void* y;                 // as x, in an element type of 16 bits, in rows that begin `step` elements apart
   float* sums;             // parts x n; may be null
-  int rows, n, each, type, activation;
+  int rows, n, each, type, activation, step, tokens, dim;
 };
 
 // y = x times f'(before), rounded to nearest, and the sums over the rows of each part, as rowsSums computes them. Without before, y = x.
@@ -76,23 +77,35 @@ __device__ __forceinline__ void rowsRound(const RowsRoundParams& p) {
   if (most > 0) withStore(p.type, [&](auto s) {
     using Store = decltype(s);
     if constexpr (Store::bytes == 2) {
-      const auto round = [&](long long at, float4 v) {
-        alignas(8) u16 few[4];
-        Store::store(few, 0, v.x), Store::store(few, 1, v.y), Store::store(few, 2, v.z), Store::store(few, 3, v.w);
-        *(uint2*)((u16*)p.y + at) = *(const uint2*)few;
+      const float* const x = (const float*)p.x;
+      const auto put = [&](int r, float4 v, uint2 few) {
+        *(uint2*)((u16*)p.y + (long long)r * p.step + column) = few;
         sum = sum + v;
       };
-      if (p.before == nullptr) {
+      const auto round = [&](int r, float4 v) {
+        alignas(8) u16 few[4];
+        Store::store(few, 0, v.x), Store::store(few, 1, v.y), Store::store(few, 2, v.z), Store::store(few, 3, v.w);
+        put(r, v, *(const uint2*)few);
+      };
+      if (p.dim > 0) {
+        const int head = column / p.dim, heads = p.n / p.dim;
 #pragma unroll 8
         for (int r = first + warp; r < end; r += WARPS) {
-          const long long at = (long long)r * p.n + column;
-          round(at, *(const float4*)(p.x + at));
+          const int sequence = r / p.tokens;
+          const long long at = ((long long)(sequence * heads + head) * p.tokens + (r - sequence * p.tokens)) * p.dim + (column - head * p.dim);
+          const uint2 few = *(const uint2*)((const u16*)p.x + at);
+          put(r, float4{Store::low(few.x), Store::high(few.x), Store::low(few.y), Store::high(few.y)}, few);
+        }
+      } else if (p.before == nullptr) {
+#pragma unroll 8
+        for (int r = first + warp; r < end; r += WARPS) {
+          round(r, *(const float4*)(x + (long long)r * p.n + column));
         }
       } else {
 #pragma unroll 2
         for (int r = first + warp; r < end; r += WARPS) {
           const long long at = (long long)r * p.n + column;
-          round(at, *(const float4*)(p.x + at) * slopesOf(p.activation, *(const float4*)(p.before + at)));
+          round(r, *(const float4*)(x + at) * slopesOf(p.activation, *(const float4*)(p.before + at)));
         }
       }
     }
@@ -194,9 +207,11 @@ __device__ __forceinline__ void storeFour(u16* to, int type, float4 v) {
 struct RowsLayerNormParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
   void* y;
+  u32* flags; // which become 0
   int rows, n;
   float eps;
   int type; // of y: float32, or rounded to 16 bits
+  int flagged;
 };
 
 // y = (x - mean) / sqrt(variance + eps) * gamma + beta. A warp keeps a row in registers. n is a multiple of 4, at most 1024.
@@ -204,6 +219,8 @@ __device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
   const int lane = threadIdx.x % 32;
   const long long row = blockIdx.x * (TRAINING_THREADS / 32) + threadIdx.x / 32;
   beginTraining();
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i < p.flagged; i += TRAINING_THREADS) p.flags[i] = 0;
   if (row >= p.rows) return;
   float4 x[ROWS_VECTORS];
   const auto each = [&](auto f) {

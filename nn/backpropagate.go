@@ -58,6 +58,16 @@ func backpropagate(name string, outputs, gradients, wrt G.Nodes, partial bool) (
 	}
 	for _, n := range sorted {
 		if list := parts[n]; len(list) > 0 && active[n] {
+			if down, err := ofHeads(n, list, len(of[n]) == 0); err != nil {
+				return nil, errs.Within(prefix+name, err)
+			} else if down != nil {
+				for i, c := range stock.ChildrenOf(n) {
+					if active[c] {
+						of[c] = append(of[c], down[i])
+					}
+				}
+				continue
+			}
 			more, err := ofWhole(n, list, len(of[n]) == 0)
 			if err != nil {
 				return nil, err
@@ -66,7 +76,7 @@ func backpropagate(name string, outputs, gradients, wrt G.Nodes, partial bool) (
 		}
 		if a, ok := behind[n]; ok {
 			children := stock.ChildrenOf(n)
-			down, err := linearGradientsThrough(inGraph, a.of, children, a.dy, a.f, n)
+			down, err := linearGradientsThrough(inGraph, a.of, children, G.Nodes{a.dy}, a.f, n)
 			if err != nil {
 				return nil, errs.Within(prefix+name, err)
 			}

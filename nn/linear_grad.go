@@ -75,12 +75,15 @@ func (op linear) layerNorm() layerNorm {
 //
 // The gradients of f and the norm are those of their own ops.
 func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) {
-	return linearGradientsThrough(do, op, list, dy, attn.NoActivation)
+	return linearGradientsThrough(do, op, list, []T{dy}, attn.NoActivation)
 }
 
 // linearGradientsThrough is linearGradients of layers with products of 16 bits, without activation, gate and residual. With f, dy is the
 // gradient of f(before), and before the output of the layers.
-func linearGradientsThrough[T any](do step[T], op linear, list []T, dy T, f attn.Activation, before ...T) ([]T, error) {
+//
+// Several dys are the gradients of the layers behind SplitHeads, in the type of the products.
+func linearGradientsThrough[T any](do step[T], op linear, list, dys []T, f attn.Activation, before ...T) ([]T, error) {
+	dy := dys[0]
 	args := op.arguments()
 	for _, f := range op.formats() {
 		if operand.WeightType(f) != op.x {
@@ -124,11 +127,12 @@ func linearGradientsThrough[T any](do step[T], op linear, list []T, dy T, f attn
 			if dy, err = do(newGradient(f, 0), y, dy); err != nil {
 				return nil, err
 			}
+			dys = []T{dy}
 		}
 	}
 	of := layerOperands[T]{}
 	if op.products != 0 {
-		of, err = roundedGradients(do, op, in, dy, f, before...)
+		of, err = roundedGradients(do, op, in, dys, f, before...)
 	} else if all, e := gradients(do, inner, own.list(), dy); e != nil {
 		err = e
 	} else {

@@ -96,19 +96,42 @@ func (p partGradient) alone() (dy *G.Node, err error) {
 	return dy, nil
 }
 
-// ofWhole returns the contributions of parts to the gradient of the whole: one, if the parts are the whole and nothing else reads the
-// whole, or each part among zeros.
-func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err error) {
+// sortParts sorts gradients of parts by their place in the whole. whole: the parts are the whole. heads: there are nodes behind all of them,
+// and the gradients have one type.
+func sortParts(list []partGradient) (whole, heads bool, last linearPart) {
 	first := func(p partGradient) int { r, _ := nodeRule[linearPart](p.part); return r.before }
 	slices.SortFunc(list, func(a, b partGradient) int { return first(a) - first(b) })
-	at, heads, last := 0, true, linearPart{}
+	at := 0
+	whole, heads = true, true
 	for _, p := range list {
 		last, _ = nodeRule[linearPart](p.part)
-		alone = alone && last.before == at
+		whole = whole && last.before == at
 		heads = heads && len(p.behind) > 0 && p.dy.Dtype() == list[0].dy.Dtype()
 		at += last.width
 	}
-	alone = alone && at == last.all
+	return whole && at == last.all, heads, last
+}
+
+// ofHeads returns the gradients of the inputs of layers with products of 16 bits, if the gradients of all parts are behind SplitHeads and of
+// the products' type, and nothing else reads the whole: a GPU then joins the parts as operands. Else it returns nil.
+func ofHeads(n *G.Node, list []partGradient, alone bool) ([]*G.Node, error) {
+	l, ok := nodeRule[linear](n)
+	whole, heads, _ := sortParts(list)
+	if !ok || !alone || !whole || !heads || l.products != attn.BFloat16 || list[0].dy.Dtype() != operand.BFloat16 || l.activation != attn.NoActivation || l.gate || l.residual {
+		return nil, nil
+	}
+	var dys G.Nodes
+	for _, p := range list {
+		dys = append(dys, p.dy)
+	}
+	return linearGradientsThrough(inGraph, l, stock.ChildrenOf(n), dys, attn.NoActivation)
+}
+
+// ofWhole returns the contributions of parts to the gradient of the whole: one, if the parts are the whole and nothing else reads the
+// whole, or each part among zeros.
+func ofWhole(whole *G.Node, list []partGradient, alone bool) (all []*G.Node, err error) {
+	every, heads, last := sortParts(list)
+	alone = alone && every
 	join := joinParts{from: list[0].dy.Dtype(), to: last.dtype, heads: alone && heads}
 	for _, p := range list {
 		if !join.heads {

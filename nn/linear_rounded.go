@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
@@ -9,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -20,9 +22,9 @@ import (
 //	rounded = the gradient of the output in 16 bits, and sums over parts of its rows
 //	dx      = rounded w,   dw = rounded^T norm(x),   db = sums of the sums
 
-// roundedGradients returns the gradients of norm(x) or x, of w and of b. With f, dy is the gradient of f(before), and before the
-// layers' output.
-func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dy T, f attn.Activation, before ...T) (grads layerOperands[T], err error) {
+// roundedGradients returns the gradients of norm(x) or x, of w and of b. With f, dys is the gradient of f(before), and before the
+// layers' output. Several dys are as in linearGradientsThrough.
+func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dys []T, f attn.Activation, before ...T) (grads layerOperands[T], err error) {
 	inner := op.inner().normedAs(op)
 	widths := make([]int, op.parts)
 	for i := range widths {
@@ -35,11 +37,17 @@ func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dy T, f
 		}
 		return y
 	}
-	rounded := apply(roundedDY{base, f}, append([]T{dy}, before...)...)
+	rounded := apply(roundedDY{base, f, len(dys) > 1}, append(slices.Clone(dys), before...)...)
 	grads.x = apply(roundedX{base}, append(append([]T{}, in.w...), rounded)...)
 	ofX := layerOperands[T]{x: in.x, gamma: in.gamma, beta: in.beta}
-	for i := range widths {
-		grads.w = append(grads.w, apply(roundedW{base, i}, append(ofX.list(), rounded)...))
+	dw := apply(roundedW{base}, append(ofX.list(), rounded)...)
+	for i, n := range widths {
+		part := vectorPart{once: base.once, at: base.at(i), to: tensor.Shape{n, base.in}, dtype: op.x}
+		if err != nil {
+			return grads, err
+		}
+		w, e := do(view{newOperator(part)}, dw)
+		grads.w, err = append(grads.w, w), e
 		if op.bias {
 			grads.b = append(grads.b, apply(roundedB{base, i}, rounded))
 		}
@@ -48,8 +56,8 @@ func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dy T, f
 }
 
 // roundedOf is the common part of the rules of these gradients. The rounded gradient is a matrix with as many columns as the layers together.
-// The first rows have sums over parts of the rows, layer by layer. The other rows have the gradient of the output, layer by layer: on a GPU
-// in 16 bits, in the first half of a layer's memory.
+// The first rows have sums over parts of the rows, layer by layer. The other rows have the gradient of the output, layer by layer, or on a
+// GPU what [layers.Rounding] stores.
 type roundedOf struct {
 	once
 	of     linear // without activation, gate and residual
@@ -83,18 +91,22 @@ func (r roundedOf) argument() argument {
 	return argument{name: "the rounded gradient", rank: 2, dtype: r.of.x}
 }
 
-// layer returns the gradient of a layer, and the sums over parts of its rows.
-func (r roundedOf) layer(i, rows int, m gpu.Memory) (dy, sums gpu.Memory) {
-	parts, before, n := layers.SumParts(rows), 0, r.widths[i]
+// place returns where the gradient of the weights of layer i begins in that of all weights, or the length of all.
+func (r roundedOf) at(i int) (at int) {
+	for _, n := range r.widths[:i] {
+		at += aligned(n * r.in)
+	}
+	return at
+}
+
+// sums returns the sums over parts of the rows of a layer's gradient.
+func (r roundedOf) sums(i, rows int, m gpu.Memory) gpu.Memory {
+	parts, before := layers.SumParts(rows), 0
 	for _, w := range r.widths[:i] {
 		before += w
 	}
-	part := func(at, n int) gpu.Memory {
-		p := m
-		p.Offset, p.Len = p.Offset+4*int64(at), n
-		return p
-	}
-	return part(parts*r.all()+rows*before, rows*n), part(parts*before, parts*n)
+	m.Offset, m.Len = m.Offset+4*int64(parts*before), parts*r.widths[i]
+	return m
 }
 
 // elements returns the gradient of each layer in host memory.
@@ -114,19 +126,34 @@ func (r roundedOf) elements(rounded G.Value) (rows int, dy [][]float32, err erro
 	return rows, dy, nil
 }
 
-// products returns the products of layer i, for a GPU's engine.
-func (r roundedOf) products(rows, i int) layers.RoundedProducts {
-	return layers.RoundedProducts{Rows: rows, In: r.in, Outs: r.widths, Layer: i, Products: r.of.products}
+// products returns the products, for a GPU's engine. m is the memory of the rounded gradient.
+func (r roundedOf) products(rows int, m gpu.Memory) layers.RoundedProducts {
+	at := layers.SumParts(rows) * r.all()
+	m.Offset, m.Len = m.Offset+4*int64(at), rows*r.all()
+	return layers.RoundedProducts{Rows: rows, In: r.in, Outs: r.widths, Products: r.of.products, DY: m}
 }
 
-// roundedDY is the rule of the rounded gradient.
+// roundedDY is the rule of the rounded gradient. With heads, its inputs are the gradients of the layers behind SplitHeads, in 16 bits.
 type roundedDY struct {
 	roundedOf
-	f attn.Activation // behind the layers
+	f     attn.Activation // behind the layers
+	heads bool
 }
 
-func (r roundedDY) String() string { return fmt.Sprintf("rounded gradient of %v %v", r.f, r.roundedOf) }
+func (r roundedDY) String() string {
+	return fmt.Sprintf("rounded gradient of %v, heads %t, %v", r.f, r.heads, r.roundedOf)
+}
+
+// join is the rule that joins the inputs with heads.
+func (r roundedDY) join() joinParts {
+	return joinParts{widths: r.widths, from: operand.BFloat16, to: r.of.x, heads: true}
+}
+
 func (r roundedDY) arguments() []argument {
+	if r.heads {
+		args := r.join().arguments()
+		return append(args[:len(args)-1], r.argument())
+	}
 	args := alike(r.of.rank(), r.of.x, "the output's gradient")
 	if r.f != attn.NoActivation {
 		args = append(args, alike(r.of.rank(), r.of.x, "the activation's input")...)
@@ -136,25 +163,36 @@ func (r roundedDY) arguments() []argument {
 
 func (r roundedDY) shape(in []tensor.Shape) (tensor.Shape, error) {
 	size := in[0].TotalSize()
+	if r.heads {
+		all, err := r.join().shape(in)
+		if err != nil {
+			return nil, err
+		}
+		size = all[0]
+	} else if err := sameShape(r.title(), r.arguments(), in); err != nil {
+		return nil, err
+	}
 	if size%r.all() != 0 || len(in[0]) == 2 && in[0][1] != r.all() {
 		return nil, errorf(r.title(), errs.ErrShape, "the output's gradient has shape %v, want rows of %d elements", in[0], r.all())
-	}
-	if err := sameShape(r.title(), r.arguments(), in); err != nil {
-		return nil, err
 	}
 	rows := size / r.all()
 	return tensor.Shape{layers.SumParts(rows) + rows, r.all()}, nil
 }
 
 func (r roundedDY) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	of := in[0]
-	if r.f != attn.NoActivation {
-		var err error
-		if of, err = activationGrad[float32](activation{rank: r.of.rank(), dtype: r.of.x, f: r.f}, in[1], in[0]); err != nil {
-			return nil, err
+	of, err := in[0], error(nil)
+	if r.heads {
+		var joined tensor.Shape
+		if joined, err = r.join().shape(shapesOf(in)); err == nil {
+			of, err = r.join().compute(in, joined)
 		}
+	} else if r.f != attn.NoActivation {
+		of, err = activationGrad[float32](activation{rank: r.of.rank(), dtype: r.of.x, f: r.f}, in[1], in[0])
 	}
-	dy, err := elements[float32](r.title(), "the output's gradient", of, in[0].Shape())
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[float32](r.title(), "the output's gradient", of, of.Shape())
 	if err != nil {
 		return nil, err
 	}
@@ -165,17 +203,25 @@ func (r roundedDY) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 
 func (r roundedDY) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
 	rows, at := in[0].TotalSize()/r.all(), 0
+	if r.heads {
+		rows = in[0][0] * in[0][2]
+	}
 	for i, n := range r.widths {
 		of := func(m gpu.Memory) gpu.Memory {
 			m.Offset, m.Len = m.Offset+4*int64(at), rows*n
 			return m
 		}
-		o := layers.Rounding{RoundedProducts: r.products(rows, i), X: of(w.In[0].Memory), Activation: r.f}
+		o := layers.Rounding{RoundedProducts: r.products(rows, w.Out), Layer: i, Activation: r.f}
+		if r.heads {
+			o.X, o.Tokens, o.Dim = w.In[i].Memory, in[i][2], in[i][3]
+		} else {
+			o.X = of(w.In[0].Memory)
+		}
 		if r.f != attn.NoActivation {
 			o.Before = of(w.In[1].Memory)
 		}
-		if o.Y, o.Sums = r.layer(i, rows, w.Out); !r.of.bias {
-			o.Sums = gpu.Memory{}
+		if r.of.bias {
+			o.Sums = r.sums(i, rows, w.Out)
 		}
 		if err := w.Rounding(&o); err != nil {
 			return err
@@ -218,41 +264,25 @@ func (r roundedX) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 
 func (r roundedX) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
 	last := len(w.In) - 1
+	o := r.products(shape[0], w.In[last].Memory)
 	for i := range r.widths {
-		o := r.products(shape[0], i)
-		o.DY, _ = r.layer(i, shape[0], w.In[last].Memory)
-		o.With, o.Out, o.Scratch = w.In[i].Memory, w.Out, w.Scratch
-		if i > 0 {
-			o.Plus = w.Out
-		}
-		if err := w.RoundedX(&o); err != nil {
-			return err
-		}
+		o.W = append(o.W, w.In[i].Memory)
 	}
-	return nil
+	o.DX, o.Scratch = w.Out, w.Scratch
+	return w.RoundedX(&o)
 }
 
 func (r roundedX) place(c *ongpu.Call, _ []tensor.Shape, shape tensor.Shape) {
-	c.Scratch = func(d *layers.Engine) (most int, err error) {
-		for i := range r.widths {
-			o := r.products(shape[0], i)
-			n, err := d.RoundedXScratch(&o)
-			if err != nil {
-				return 0, err
-			}
-			most = max(most, n)
-		}
-		return most, nil
+	c.Scratch = func(d *layers.Engine) (int, error) {
+		o := r.products(shape[0], gpu.Memory{})
+		return d.RoundedXScratch(&o)
 	}
 }
 
-// roundedW is the rule of the gradient of the weights of a layer.
-type roundedW struct {
-	roundedOf
-	which int
-}
+// roundedW is the rule of the gradients of the weights of all layers, in a vector.
+type roundedW struct{ roundedOf }
 
-func (r roundedW) String() string { return fmt.Sprintf("dw[%d] %v", r.which, r.roundedOf) }
+func (r roundedW) String() string { return "dw " + r.roundedOf.String() }
 func (r roundedW) arguments() []argument {
 	args := alike(2, r.of.x, "x")
 	if r.of.gamma {
@@ -261,7 +291,7 @@ func (r roundedW) arguments() []argument {
 	if r.of.beta {
 		args = append(args, alike(1, r.of.x, betaName)...)
 	}
-	return append(args, r.argument(), argument{name: "dw", rank: 2, dtype: r.of.x})
+	return append(args, r.argument(), argument{name: "dw", rank: 1, dtype: r.of.x})
 }
 
 func (r roundedW) shape(in []tensor.Shape) (tensor.Shape, error) {
@@ -269,7 +299,7 @@ func (r roundedW) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if err == nil && in[0][0] != rows {
 		err = errorf(r.title(), errs.ErrShape, "x has shape %v, and the gradient %d rows", in[0], rows)
 	}
-	return tensor.Shape{r.widths[r.which], in[0][1]}, err
+	return tensor.Shape{r.at(len(r.widths))}, err
 }
 
 func (r roundedW) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
@@ -288,13 +318,18 @@ func (r roundedW) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, d := output[float32](shape)
-	out, width := shape[0], shape[1]
-	return t, multiply(d, transposed(dy[r.which], rows, out, out), transposed(x, rows, width, width), nil, out, width, rows)
+	t, d := zeros[float32](shape)
+	turned := transposed(x, rows, r.in, r.in)
+	for i, out := range r.widths {
+		if err := multiply(d[r.at(i):][:out*r.in], transposed(dy[i], rows, out, out), turned, nil, out, r.in, rows); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
-func (r roundedW) on(in []tensor.Shape) layers.RoundedProducts {
-	o := r.products(in[0][0], r.which)
+func (r roundedW) on(in []tensor.Shape, m gpu.Memory) layers.RoundedProducts {
+	o := r.products(in[0][0], m)
 	if r.of.norm {
 		o.Norm = &layers.Norm{Eps: r.of.eps, RMS: r.of.rms, UnitOffset: r.of.offset}
 	}
@@ -302,21 +337,25 @@ func (r roundedW) on(in []tensor.Shape) layers.RoundedProducts {
 }
 
 func (r roundedW) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
-	o, last := r.on(in), len(w.In)-1
+	o := r.on(in, w.In[len(w.In)-1].Memory)
 	if r.of.gamma {
 		o.Norm.Gamma = w.In[1].Memory
 	}
 	if r.of.beta {
 		o.Norm.Beta = w.In[1+count(r.of.gamma)].Memory
 	}
-	o.DY, _ = r.layer(r.which, o.Rows, w.In[last].Memory)
-	o.With, o.Out, o.Scratch = w.In[0].Memory, w.Out, w.Scratch
+	for i, out := range r.widths {
+		m := w.Out
+		m.Offset, m.Len = m.Offset+4*int64(r.at(i)), out*r.in
+		o.DW = append(o.DW, m)
+	}
+	o.X, o.Scratch = w.In[0].Memory, w.Scratch
 	return w.RoundedW(&o)
 }
 
 func (r roundedW) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
 	c.Scratch = func(d *layers.Engine) (int, error) {
-		o := r.on(in)
+		o := r.on(in, gpu.Memory{})
 		return d.RoundedWScratch(&o)
 	}
 }
@@ -358,8 +397,7 @@ func (r roundedB) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) e
 	if err != nil {
 		return err
 	}
-	_, sums := r.layer(r.which, rows, w.In[0].Memory)
-	return w.AddParts(layers.SumParts(rows), shape[0], sums, w.Out)
+	return w.AddParts(layers.SumParts(rows), shape[0], r.sums(r.which, rows, w.In[0].Memory), w.Out)
 }
 
 var (

@@ -143,3 +143,87 @@ func TestGPUOpsRounded(t *testing.T) {
 		}
 	}
 }
+
+// TestGPUOpsRoundedHeads: gradients through layers whose outputs are converted and split into heads are those of float64, where kernels for
+// hundreds of rows round the gradients of all layers as one operand, and where there are no such kernels.
+func TestGPUOpsRoundedHeads(t *testing.T) {
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
+	for _, c := range []struct{ batch, tokens, in, heads, dim int }{{2, 80, 24, 9, 16}, {3, 5, 16, 2, 8}} {
+		rows, out := c.batch*c.tokens, c.heads*c.dim
+		data := map[string]opInput{}
+		run := func(dtype tensor.Dtype, where func(*tensor.Dense) G.Value, mixed bool) (all []G.Value) {
+			g := G.NewGraph()
+			var wrt G.Nodes
+			input := func(name string, shape ...int) *G.Node {
+				if _, ok := data[name]; !ok {
+					in := randomInput(rng, name, shape...)
+					for i, x := range in.x { // bfloat16
+						in.x[i] = float64(math.Float32frombits(math.Float32bits(float32(x)) &^ 0xffff))
+					}
+					data[name] = in
+				}
+				in := data[name]
+				n := G.NewTensor(g, dtype, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(where(in.tensor(dtype, false))))
+				if name[0] != 'd' {
+					wrt = append(wrt, n)
+				}
+				return n
+			}
+			opts := []Option{WithNorm(input("gamma", c.in), input("beta", c.in), 1e-5)}
+			if mixed {
+				opts = append(opts, WithMixedPrecision(la.BFloat16))
+			}
+			x := input("x", rows, c.in)
+			var ws, bs, dys G.Nodes
+			for k := range 3 {
+				ws, bs = append(ws, input(fmt.Sprint("w", k), out, c.in)), append(bs, input(fmt.Sprint("b", k), out))
+				dy := input(fmt.Sprint("dy", k), c.batch, c.heads, c.tokens, c.dim)
+				if mixed {
+					dy = G.Must(Convert(dy, la.BFloat16))
+				}
+				dys = append(dys, dy)
+			}
+			ys, err := Linears(x, ws, bs, opts...)
+			noErrors(t, err)
+			for k, y := range ys {
+				if mixed {
+					y = G.Must(Convert(y, la.BFloat16))
+				}
+				ys[k] = G.Must(SplitHeads(G.Must(Reshape(y, c.batch, c.tokens, out)), c.heads))
+			}
+			grads, err := Backpropagate(ys, dys, wrt)
+			noErrors(t, err)
+			joined := 0
+			for _, n := range g.AllNodes() {
+				if r, ok := nodeRule[roundedDY](n); ok && r.heads {
+					joined++
+				}
+			}
+			if mixed != (joined == 1) {
+				t.Errorf("%d nodes round gradients of heads", joined)
+			}
+			return gradientsOfRun(t, grads)
+		}
+		want := run(tensor.Float64, func(v *tensor.Dense) G.Value { return v }, false)
+		for _, there := range []bool{true, false} { // in host memory, too
+			where := uploads(t, gpu)
+			if !there {
+				where = func(v *tensor.Dense) G.Value { return v }
+			}
+			for i, v := range run(tensor.Float32, where, true) {
+				if there {
+					v = downloaded(t, v)
+				}
+				got, want, most := floatsOf(t, v), floatsOf(t, want[i]), 0.0
+				for _, w := range want {
+					most = max(most, math.Abs(w))
+				}
+				for j, w := range want {
+					if !(math.Abs(got[j]-w) <= 0.04*most) {
+						t.Fatalf("%+v, on a GPU %t: gradient %d[%d] is %v, want %v of up to %v", c, there, i, j, got[j], w, most)
+					}
+				}
+			}
+		}
+	}
+}

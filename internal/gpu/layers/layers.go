@@ -214,7 +214,7 @@ func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) 
 		return d.RMSNorm(s, &RMSNorm{Rows: rows, N: n, Eps: norm.Eps, UnitOffset: norm.UnitOffset, X: x, Gamma: norm.Gamma, Y: y})
 	}
 	if rows >= leastNormRows && inWarps(n) {
-		return d.rowsLayerNorm(s, rows, n, x, y, norm)
+		return d.rowsLayerNorm(s, rows, n, x, y, norm, gpu.Memory{})
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
