@@ -112,6 +112,7 @@ func TestEmulatedRows(t *testing.T) {
 	testSlopes(t, m, d, 10)
 	testNormGradient(t, m, d, 10)
 	testMove(t, m, d, 20)
+	testRounding(t, m, d, reftest.Cases(t, 4, 20))
 }
 
 // Clusters have several tiles each, share others, and rings go round.

@@ -17,6 +17,61 @@ func TestGPURows(t *testing.T) {
 	testSlopes(t, m, d, enginetest.OrShort(40, 12))
 	testNormGradient(t, m, d, enginetest.OrShort(40, 15))
 	testMove(t, m, d, enginetest.OrShort(60, 20))
+	testRounding(t, m, d, enginetest.OrShort(30, 8))
+}
+
+// testRounding: rounded gradients of 16 bits in heads are those of the same numbers as a matrix of float32, to the bit, and so are their sums;
+// where kernels for hundreds of rows take the layers, each layer is in its columns of one matrix.
+func testRounding(t *testing.T, m *machine, d *Engine, cases int) {
+	rng := reftest.Rand(t)
+	defer func(least int) { d.leastHopper = least }(d.leastHopper)
+	for i := range cases {
+		d.leastHopper = enginetest.Pick(rng, 1, leastHopper)
+		batch, tokens, dim := enginetest.Pick(rng, 1, 2, 3), enginetest.Pick(rng, 1, 5, 70), enginetest.Pick(rng, 8, 24, 64)
+		o := Rounding{RoundedProducts: RoundedProducts{Rows: batch * tokens, In: 8, Outs: []int{dim, 3 * dim, 2 * dim}, Products: attn.BFloat16}, Layer: i % 3}
+		n, all := o.Outs[o.Layer], o.all()
+		short := m.random(t, rng, attn.BFloat16, o.Rows*n, 1)
+		matrix, data := make([]float64, o.Rows*n), make([]byte, 4*o.Rows*n)
+		move := Rounding{RoundedProducts: o.RoundedProducts, Layer: o.Layer, Tokens: tokens, Dim: dim}
+		for b := range batch {
+			for h := range n / dim {
+				for at := range tokens * dim {
+					matrix[(b*tokens+at/dim)*n+h*dim+at%dim] = short.x[(b*n/dim+h)*tokens*dim+at]
+				}
+			}
+		}
+		for at, x := range matrix {
+			enginetest.Put(data, at, attn.Float32, x)
+		}
+		o.X = m.Put(t, data, attn.Float32)
+		move.X = short.Memory
+		var got [2][][]byte
+		for which, r := range []*Rounding{&o, &move} {
+			r.DY, r.Sums = m.empty(t, o.Rows*all), m.empty(t, SumParts(o.Rows)*n)
+			noError(t, m.Stream.Set(r.DY.Buffer, r.DY.Offset, 0, int64(4*o.Rows*all)))
+			noError(t, d.Rounding(m.Stream, r))
+			m.Settle(t)
+			got[which] = [][]byte{enginetest.Read(t, &r.DY), enginetest.Read(t, &r.Sums)}
+		}
+		for which, name := range []string{"dy", "sums"} {
+			if !bytes.Equal(got[0][which], got[1][which]) {
+				t.Fatalf("%d x %d x %d, layer %d of %v: other %s from heads", batch, tokens, dim, o.Layer, o.Outs, name)
+			}
+		}
+		halves := d.inHalves(&o.RoundedProducts)
+		for at, want := range matrix {
+			v := enginetest.Get(got[1][0], o.Rows*o.before(o.Layer)+at, attn.Float32)
+			if halves {
+				v = enginetest.Get(got[1][0], at/n*all+o.before(o.Layer)+at%n, attn.BFloat16)
+			}
+			if v != want {
+				t.Fatalf("%d x %d x %d, layer %d of %v: element %d is %v, want %v", batch, tokens, dim, o.Layer, o.Outs, at, v, want)
+			}
+		}
+		for _, x := range []gpu.Memory{o.X, short.Memory, o.DY, move.DY, o.Sums, move.Sums} {
+			noError(t, x.Buffer.Close())
+		}
+	}
 }
 
 func testColumnSums(t *testing.T, m *machine, d *Engine, cases int) {
