@@ -325,7 +325,7 @@ func TestEmbeddingWrongValues(t *testing.T) {
 
 	// A GPU has no float64. What is on the GPU does not matter.
 	wide := opOf(embedding{table: weight.Float64, ids: tensor.Int32, residual: true})
-	const says = "table of float64 on a GPU, want float32, float16, bfloat16, int8, Q8_0, Q4_0, Q4_1, int4_32, int4_64, int4_128 or e4m3: convert table, or keep all inputs in host memory"
+	const says = "table of float64 on a GPU, want float32, float16, bfloat16, int8, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, int4_32, int4_64, int4_128 or e4m3: convert table, or keep all inputs in host memory"
 	for i := range 3 {
 		in := []G.Value{value(tensor.Float64, 5, 3), value(tensor.Int32, 2), value(tensor.Float64, 2, 3)}
 		in[i] = onGPU{in[i].(*tensor.Dense)}
