@@ -396,9 +396,6 @@ func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G
 			return o, err
 		}
 		lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape())
-		if v := op.score.Variant; v != nil && v.Unnormalised { // there is none: the gradient's input has any numbers
-			o.LSE = ongpu.Mem{}
-		}
 		return o, err
 	}, slices.Concat(in, further.values())...)
 	return out, lse, err

@@ -1,11 +1,10 @@
 // Gradients of attention with the Variant that a user has written: see attn_written.cuh, which has the decode kernels. A generated unit has
 // an Expression with the derivatives, too:
 //
-//	linear        whether the derivative of `score` by the score is 1
-//	unnormalised  whether weights are not divided by their sum: then p is the exponential of the score, and D is 0
-//	slope         that derivative, of the same arguments as `score`
-//	PARTIALS      the number of elements of tensors with a derivative of `score`
-//	partials      calls f(n, tensor, index, derivative) for each of them
+//	linear      whether the derivative of `score` by the score is 1
+//	slope       that derivative, of the same arguments as `score`
+//	PARTIALS    the number of elements of tensors with a derivative of `score`
+//	partials    calls f(n, tensor, index, derivative) for each of them
 //
 // With x the score that the expressions get, gradients of x are dS = p (dO v - D) slope(x), and the gradient of an element of a tensor is the
 // sum of p (dO v - D) times the element's derivative over all scores that read the element.
@@ -89,8 +88,8 @@ template <class E, class Store> struct WrittenHead {
     WrittenScore y;
     y.before = x;
     if constexpr (E::scores) x = E::score(written, y.before, place, key, head, seq);
-    y.weight = exp2_(__fmaf_rn(E::unnormalised ? x : notPositive(x - lse), 1.4426950408889634f, lift));
-    if (dead || E::unnormalised && lse == LEAN_INF) y.weight = 0.f;
+    y.weight = exp2_(__fmaf_rn(notPositive(x - lse), 1.4426950408889634f, lift));
+    if (dead) y.weight = 0.f;
     if constexpr (E::hides) {
       if (!E::sees(written, y.before, place, key, head, seq)) y.weight = 0.f;
     }
@@ -307,17 +306,6 @@ template <class B, class E, int PASS> struct WrittenTerms {
   }
 };
 
-// BackwardRows where weights are not divided by their sum. The log-sum-exps are memory of any numbers.
-template <class Format, int ROWS> __device__ __forceinline__ void rowsUnnormalised(const BackwardParams& p) {
-  BackwardRows<Format, ROWS, BackwardScored>::run(p);
-  const int heads = p.kvHeads * p.group, padded = p.blocks * ROWS;
-  const long long warp = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  if (warp >= (long long)p.batch * heads * padded || threadIdx.x % 32 != 0) return;
-  const int row = warp % padded;
-  const BackwardSeq s(p, warp / padded / heads);
-  p.rows[warp] = make_float2(row >= s.first && row < s.queries ? 0.f : LEAN_INF, 0.f);
-}
-
 // Bounds of gradients (BackwardBound) hold for slopes of at most 1: a thread for each KV head multiplies them.
 __device__ __forceinline__ void boundWritten(const BackwardParams& p) {
   const int kvHead = blockIdx.x * blockDim.x + threadIdx.x;
@@ -336,7 +324,6 @@ __device__ __forceinline__ void boundWritten(const BackwardParams& p) {
 #define WRITTEN_BACKWARD_HOPPER(name, T, D, ...) WRITTEN_KERNEL(name, 384, BackwardHopper<T, D, __VA_ARGS__, HopperWritten<Expression>>::run(p.p))
 // Arguments are those of Backward.
 #define WRITTEN_FACTORS(name, ...) WRITTEN_KERNEL(name, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_FACTOR>::run(p.p))
-#define WRITTEN_ROWS(name, T, ROWS) WRITTEN_KERNEL(name, 256, rowsUnnormalised<T, ROWS>(p.p))
 #define WRITTEN_BOUNDS(name) WRITTEN_KERNEL(name, 256, boundWritten(p.p))
 #define WRITTEN_TERMS(name, ...)                                                                                                                 \
   WRITTEN_KERNEL(name##_largest, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_LARGEST>::run(p.p)) \

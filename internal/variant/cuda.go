@@ -61,7 +61,7 @@ func (p *Program) CUDA(loads []string, flags string) Printed {
 // GradientCUDA is CUDA with the derivatives, as kernels/attn_written_backward.cuh describes them.
 func (p *Program) GradientCUDA(loads []string, flags string) Printed {
 	w := &printer{p: p, loads: loads, places: map[place]int{}}
-	return w.expression(fmt.Sprintf("%s, linear = %t, unnormalised = %t", flags, p.Linear(), p.Unnormalised), w.function("float slope", p.Slope)+w.partials(), largeGradient)
+	return w.expression(fmt.Sprintf("%s, linear = %t", flags, p.Linear()), w.function("float slope", p.Slope)+w.partials(), largeGradient)
 }
 
 // expression prints the struct, with further functions. many is the number of nodes that are large.

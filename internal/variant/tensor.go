@@ -60,21 +60,12 @@ func all(k Kind) Interval {
 	return Interval{math.Inf(-1), math.Inf(1)}
 }
 
-// Bounds are ranges of the variables. The score, and an element that is a float, is any number, or with Finite any finite one of float32.
+// Bounds are ranges of the variables. The score is any number.
 type Bounds struct {
 	Query, Key, Head, Sequence Interval
-	Finite                     bool
 
 	// Tensors are the tensors' elements, or nil. Without them an element may be any number.
 	Tensors []Tensor
-}
-
-// float returns the interval of the score, and of an element that is a float.
-func (b *Bounds) float() Interval {
-	if b.Finite {
-		return Interval{-math.MaxFloat32, math.MaxFloat32}
-	}
-	return all(Float)
 }
 
 // scanned is the most elements that Range reads for the bounds of an element.
@@ -119,7 +110,7 @@ func (p *Program) bound(n *Node, b *Bounds, of []Interval) Interval {
 		}
 		return Interval{n.Value, n.Value}
 	case Score:
-		return b.float()
+		return all(Float)
 	case Query:
 		return b.Query
 	case Key:
@@ -243,10 +234,7 @@ func (n *Node) boundBinary(x, y Interval) Interval {
 
 // boundElement bounds an element of a tensor: by its elements, if they are few enough to look at.
 func (p *Program) boundElement(n *Node, b *Bounds, of []Interval) Interval {
-	if n.Kind == Float {
-		return b.float()
-	}
-	if b.Tensors == nil {
+	if b.Tensors == nil || n.Kind == Float {
 		return all(n.Kind)
 	}
 	t := &b.Tensors[n.Tensor]

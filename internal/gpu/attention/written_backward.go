@@ -37,11 +37,9 @@ type writtenBackwardParams struct {
 
 // writtenBackward is the part of a [Backward] for variants.
 type writtenBackward struct {
-	// Functions: the main one; with bounds, the one that multiplies bounds; with factors, the one that finds the factor; if the variant is
-	// Unnormalised, at last that of rows.
-	main    printedKernel
+	main    printedKernel // functions: the main one; with bounds, the one that multiplies bounds; with factors, the one that finds the factor
 	terms   printedKernel // functions: largest terms, sums, results; without a kernel no tensor and no bias has a gradient
-	bound   float32       // on derivatives of scores: if more than writtenFlat, float16 has a launch that multiplies bounds; 0: a launch finds the bound
+	bound   float32       // on derivatives of scores: if more than 1, float16 has a launch that multiplies bounds; 0: a launch finds the bound
 	bounds  bool
 	begin   [variant.MaxTensors + 2]int32
 	offsets struct{ sums, largest, factor int64 } // in the workspace
@@ -54,9 +52,6 @@ const (
 	writtenWarps = 8 // of the kernels that compute scores once more
 	// writtenSteep is the most that a bound on derivatives of scores from intervals may be. Larger ones are measured: float16 would lose bits.
 	writtenSteep = 4
-	// writtenFlat is the most that float16 has room for without the launch that multiplies bounds: 2^16 over 2^15, and a weight of
-	// an Unnormalised variant may be e^0.5.
-	writtenFlat = 1.1
 	// writtenScores is the most scores that integers have the sums of.
 	writtenScores = 1 << 37
 )
@@ -85,6 +80,8 @@ func canWritten(op string, s *attn.Gradient) error {
 		return gpu.Errorf(op, attn.ErrUnsupported, canBackward.Name+": "+format, args...)
 	}
 	switch {
+	case v.Unnormalised:
+		return refuse("a variant that is Unnormalised")
 	case s.Dropout != 0:
 		return refuse("a dropout of %v beside a variant", s.Dropout)
 	case s.SinkTokens != 0:
@@ -127,20 +124,13 @@ func writtenBounds(s *attn.Gradient) *variant.Bounds {
 func (b *Backward) loadWritten(op string) error {
 	s, w := &b.shape, &writtenBackward{bound: 1}
 	b.written = w
-	scratch, bounds := make([]variant.Interval, len(s.Variant.Nodes)), writtenBounds(s)
-	bounds.Finite = true // without finite scores there are no gradients
-	if b.kv == attn.Float16 && s.Variant.Unnormalised {
-		if r := s.Variant.Range(s.Variant.Score, bounds, scratch); !(r.Hi <= .5) {
-			return gpu.Errorf(op, attn.ErrUnsupported, "%s: a variant that is Unnormalised, in float16: intervals do not show that Score is at most 0, so a weight may be too large; bfloat16 has room", canBackward.Name)
-		}
-	}
 	if b.kv == attn.Float16 && !s.Variant.Linear() {
-		r := s.Variant.Range(s.Variant.Slope, bounds, scratch)
+		r := s.Variant.Range(s.Variant.Slope, writtenBounds(s), make([]variant.Interval, len(s.Variant.Nodes)))
 		steep := max(math.Abs(r.Lo), math.Abs(r.Hi))
 		if w.bound = float32(steep); !(steep <= writtenSteep) {
 			w.bound = 0
 		}
-		w.bounds = !(steep <= writtenFlat)
+		w.bounds = !(steep <= 1)
 	}
 	at := int32(0)
 	for i := range w.begin {
@@ -174,9 +164,6 @@ func (b *Backward) loadWritten(op string) error {
 		return failed[i]
 	}
 	b.function = w.main.functions[0]
-	if s.Variant.Unnormalised {
-		b.rowsFunction = w.main.functions[len(w.main.functions)-1]
-	}
 	return nil
 }
 
@@ -210,10 +197,6 @@ func (b *Backward) printBackward(op string, line *kernel) (printedKernel, error)
 	if line == writtenFactored {
 		names = append(names, name+"_factors")
 		source += fmt.Sprintf("WRITTEN_FACTORS(%s, %s)\n", names[2], again)
-	}
-	if line != writtenTerms && g.Variant.Unnormalised {
-		names = append(names, name+"_rows")
-		source += fmt.Sprintf("WRITTEN_ROWS(%s_rows, %s, %d)\n", name, format, k.rowsOfRows())
 	}
 	return b.engine.compile(op, key, line, text.Numbers, source, names)
 }
