@@ -47,7 +47,7 @@ type Quantised struct {
 //     e4m3.
 //   - CPUs with AVX2, with AVX-512 and VNNI, and with NEON have kernels for all formats. With AVX-512 alone, those of AVX2 compute.
 //     NEON without FEAT_DotProd has slower products of integers, most of all for several rows. Without assembly, Go computes, which
-//     takes several times as long.
+//     takes several times as long. With AMX for int8, tile registers multiply 64 and more rows of rounded x, but not by Q6_K.
 //   - Errors: ErrUnsupported (another format; an Order, Scales or a Group that the format has not), ErrShape, ErrOption (a zero above 16;
 //     an Order that lacks a column; NaN; a scale that makes an infinite number).
 //

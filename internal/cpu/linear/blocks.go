@@ -33,6 +33,7 @@ type blockRun struct {
 	kind    blockKind
 	integer bool // x is rounded
 	groups  int  // of a row
+	strips  bool // the block's rows are multiplied in strips
 	x       cpu.Aligned
 	rounds  []roundScratch
 }
@@ -41,6 +42,8 @@ type blockRun struct {
 type roundScratch struct {
 	roundArgs
 	whole cpu.Aligned // a row of x with zeros behind its end
+	strip cpu.Aligned // stripRows rounded rows
+	order interleaveArgs
 	_     [cpu.CacheLine]byte
 }
 
@@ -54,6 +57,8 @@ type blockScratch struct {
 	panel          cpu.Aligned
 	interleave     interleaveArgs
 	panelMul       panelArgs
+	products, edge cpu.Aligned // of strips
+	stripMul       stripArgs
 	row            blockRowArgs
 	dot            dotArgs
 }
@@ -61,7 +66,7 @@ type blockScratch struct {
 // forget drops the pointers to operands.
 func (s *blockScratch) forget() {
 	s.unpack, s.expand, s.mul, s.row, s.dot = unpackArgs{}, expandArgs{}, groupArgs{}, blockRowArgs{}, dotArgs{}
-	s.interleave, s.panelMul = interleaveArgs{}, panelArgs{}
+	s.interleave, s.panelMul, s.stripMul = interleaveArgs{}, panelArgs{}, stripArgs{}
 }
 
 // setBlocks prepares the run for its format.
@@ -94,8 +99,13 @@ func (l *linearRun) roundRows(e *cpu.Engine, threads int) error {
 			layer.rounded, xs = xs, xs+1
 		}
 	}
-	b.x.Grow(xs * l.rows * b.xRow())
 	tasks := min(l.rows, threads)
+	if b.strips {
+		tasks = min(l.stripCount(), threads)
+		b.x.Grow(xs * l.stripCount() * b.xStep())
+	} else {
+		b.x.Grow(xs * l.rows * b.xRow())
+	}
 	if l.rows*l.in < roundShare {
 		tasks = 1
 	}
@@ -117,26 +127,35 @@ const roundShare = 1 << 14
 func (r *roundRun) Work(i, _ int) {
 	l := (*linearRun)(r)
 	s := &l.blocks.rounds[i]
-	row, next, a := l.blocks.xRow(), 0, &s.roundArgs
-	whole := (l.in + 31) / 32 * 32
+	next, a := 0, &s.roundArgs
 	for j := range l.layers {
 		layer := &l.layers[j]
 		if layer.rounded < next {
 			continue
 		}
 		next++
+		if l.blocks.strips {
+			l.roundStrips(s, layer, i)
+			continue
+		}
 		for k := i * l.rows / l.shares; k < (i+1)*l.rows/l.shares; k++ {
-			a.dst, a.src, a.n = unsafe.Add(l.blocks.x.At, (layer.rounded*l.rows+k)*row), unsafe.Add(layer.x, (l.first+k)*layer.xRow), whole
-			if l.in < whole {
-				s.whole.Grow(whole * l.size)
-				x := unsafe.Slice((*float32)(s.whole.At), whole)
-				clear(x[copy(x, unsafe.Slice((*float32)(a.src), l.in)):])
-				a.src = s.whole.At
-			}
-			l.blocks.kernels.round(a)
+			l.roundRow(s, unsafe.Add(l.blocks.x.At, (layer.rounded*l.rows+k)*l.blocks.xRow()), layer, k)
 		}
 	}
 	*a = roundArgs{}
+}
+
+// roundRow rounds a row of the block.
+func (l *linearRun) roundRow(s *roundScratch, dst unsafe.Pointer, layer *linearLayer, k int) {
+	whole, a := (l.in+31)/32*32, &s.roundArgs
+	a.dst, a.src, a.n = dst, unsafe.Add(layer.x, (l.first+k)*layer.xRow), whole
+	if l.in < whole {
+		s.whole.Grow(whole * l.size)
+		x := unsafe.Slice((*float32)(s.whole.At), whole)
+		clear(x[copy(x, unsafe.Slice((*float32)(a.src), l.in)):])
+		a.src = s.whole.At
+	}
+	l.blocks.kernels.round(a)
 }
 
 // unpackRows makes groups of n elements of rows of weights at src. The bytes from ahead bytes on are prefetched.
@@ -186,6 +205,10 @@ func (l *linearRun) widenRow(dst []float32, layer *linearLayer, src unsafe.Point
 
 // blockFeatures computes the sums of output features [from, to) of a layer for the block's rows.
 func (l *linearRun) blockFeatures(s *blockScratch, layer *linearLayer, from, to int) {
+	if l.blocks.strips {
+		l.stripFeatures(s, layer, from, to)
+		return
+	}
 	row := l.blocks.kernels.row[l.format]
 	switch k := l.blocks.kernels; {
 	case l.format == weight.E4M3 && l.rows < len(k.e4m3):

@@ -6,7 +6,17 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
+
+func init() {
+	stripOrder = func() []func(*interleaveArgs) {
+		if cpu.InUse() < cpu.TierAVX512 || linearTiers[cpu.InUse()].blocks.row[weight.Int8] == nil {
+			return nil
+		}
+		return []func(*interleaveArgs){stripXAVX512, stripWAVX512}
+	}
+}
 
 // TestBlocksWithoutVNNI: processors that have AVX-512 without VNNI compute with the kernels for AVX2.
 func TestBlocksWithoutVNNI(t *testing.T) {

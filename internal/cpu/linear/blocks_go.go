@@ -49,6 +49,8 @@ type blockKernels struct {
 	pack       [weight.Formats]func(*unpackArgs) // nil: rows are unpacked, for interleave
 	interleave func(*interleaveArgs)
 	panel      [blockKinds]func(*panelArgs)
+
+	strips stripKernels // for more rows: see blocks_strips.go
 }
 
 var blocksGo = blockKernels{

@@ -94,13 +94,32 @@ type panelGroup [panelOuts / dotStreams]struct {
 
 const panelOuts = 4 * dotStreams
 
-// interleaveArgs are the arguments of a kernel that brings the groups of four rows of weights into one set of panelGroups.
+// interleaveArgs are the arguments of a kernel that brings the groups of four rows of weights into one set of panelGroups, or those of
+// 16 rows of x or of weights into strips.
 type interleaveArgs struct {
-	dst    unsafe.Pointer // the set, in the first panelGroup
-	src    unsafe.Pointer // weightGroups
+	dst    unsafe.Pointer // the set, in the first panelGroup, or the first strip
+	src    unsafe.Pointer // weightGroups, or xGroups
 	srcRow int
-	second int // where a weightGroup has the numbers for second
-	groups int // of a row, at least 1
+	second int    // where a weightGroup has the numbers for second
+	groups int    // of a row, at least 1
+	flip   uint64 // of strips: see stripWGo
+}
+
+// stripArgs are the arguments of a kernel that multiplies strips of x by a panel of weights.
+type stripArgs struct {
+	y      unsafe.Pointer // float32: the results of row r are side by side at y + r*yRow
+	yRow   int
+	w      unsafe.Pointer // weightStrips
+	x      unsafe.Pointer // xStrips of the first strip
+	xStep  int            // bytes to those of the next
+	rows   int            // of x, at least 1; the last strip may be a part
+	groups int            // of a row, at least 1
+
+	// As in panelArgs, with stripPartial bytes for each strip.
+	more, unfinished int
+	partial          unsafe.Pointer
+
+	sums unsafe.Pointer // scratch, stripPartial bytes for each group
 }
 
 // panelArgs are the arguments of a kernel that multiplies groups of rows of x by a panel of weights.

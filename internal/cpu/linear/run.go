@@ -113,6 +113,10 @@ func (l *linearRun) run(e *cpu.Engine, rows int) error {
 		return l.eachInTiles(e, rows)
 	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
+	if l.blocks.strips = l.inStrips(rows); l.blocks.strips {
+		blocks := (rows-1)/stripBlock + 1
+		block = ((rows-1)/blocks/stripRows + 1) * stripRows
+	}
 	units, outs := l.units(), 0
 	for i := range l.layers {
 		outs += l.layers[i].out
@@ -135,6 +139,9 @@ func (l *linearRun) run(e *cpu.Engine, rows int) error {
 			continue
 		}
 		l.shares = max(min(worth, units, threads*cpu.SharesPerThread), 1)
+		if l.blocks.strips { // a share has several panels
+			l.shares = max(min(l.shares, units/stripPanels), 1)
+		}
 		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})
 		}

@@ -98,5 +98,15 @@ var linearAVX512 = linearKernels{
 var linearAMX = func() linearKernels {
 	k := linearAVX512
 	k.tiles = matmul.Tiers[cpu.TierAMX]
+	if x86.X86.HasAMXInt8 && k.blocks == &blocksAVX512 {
+		k.blocks = &blocksAMX
+	}
+	return k
+}()
+
+// blocksAMX needs products of bytes in tile registers, beyond VNNI.
+var blocksAMX = func() blockKernels {
+	k := blocksAVX512
+	k.strips = stripKernels{rows: 64, x: stripXAVX512, w: stripWAVX512, mul: [blockKinds]func(*stripArgs){stripsAMX, stripsMinimaAMX, nil}, ones: stripsOnesAMX}
 	return k
 }()

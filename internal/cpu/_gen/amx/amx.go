@@ -1,5 +1,5 @@
-// Package amx has the instructions of AMX on tiles of bfloat16, and one of AVX-512 for such numbers, which neither avo
-// nor Go's assembler knows.
+// Package amx has the instructions of AMX on tiles of bfloat16 and of signed bytes, and one of AVX-512 for bfloat16, which
+// neither avo nor Go's assembler knows.
 // For avo they are instructions with names only, so that it finds registers for their operands; Encode then
 // writes them as bytes.
 package amx
@@ -51,6 +51,9 @@ func Store(t int, base, ld reg.Register) *ir.Instruction {
 // Numbers that are not normal are 0.
 func Multiply(a, b, c int) *ir.Instruction { return instruction("TDPBF16PS", []int{c, a, b}) }
 
+// MultiplyBytes adds to c the product of a and b, in int32 of signed bytes: c[r][n] += a[r][4k+i] b[k][4n+i].
+func MultiplyBytes(a, b, c int) *ir.Instruction { return instruction("TDPBSSD", []int{c, a, b}) }
+
 // Round rounds two vectors of float32 to one of bfloat16, low's elements first, ties to even. Numbers that are not normal
 // are 0.
 func Round(high, low, to reg.Register) *ir.Instruction {
@@ -63,9 +66,17 @@ func Round(high, low, to reg.Register) *ir.Instruction {
 // Config is the memory that LoadConfig reads, for tiles of 64 bytes a row: rows rows in the first seven, and
 // 16 in the last.
 func Config(rows int) [8]uint64 {
-	const each = 0x0101010101010101
-	bytes := uint64(64 * 0x0001000100010001) // of a row
-	return [8]uint64{0: 1, 2: bytes, 3: bytes, 6: uint64(rows)*each>>8 | 16<<56}
+	return Shapes([8][2]int{{rows, 64}, {rows, 64}, {rows, 64}, {rows, 64}, {rows, 64}, {rows, 64}, {rows, 64}, {16, 64}})
+}
+
+// Shapes is the memory that LoadConfig reads, for tiles of some rows, and some bytes a row.
+func Shapes(tiles [8][2]int) (memory [8]uint64) {
+	memory[0] = 1 // the palette
+	for t, of := range tiles {
+		memory[2+t/4] |= uint64(of[1]) << (t % 4 * 16)
+		memory[6] |= uint64(of[0]) << (8 * t)
+	}
+	return memory
 }
 
 // The encodings: VEX.128, map 0F38, W0.
@@ -76,11 +87,12 @@ var encodings = map[string]struct{ prefix, opcode int }{
 	"TILELOADD":   {3, 0x4b},
 	"TILESTORED":  {2, 0x4b},
 	"TDPBF16PS":   {2, 0x5c},
+	"TDPBSSD":     {3, 0x5e},
 }
 
 var (
 	round   = regexp.MustCompile(`(?m)^\tVCVTNE2PS2BF16\b *Z(\d+), Z(\d+), Z(\d+)$`)
-	line    = regexp.MustCompile(`(?m)^\t(LDTILECFG|TILE[A-Z]+|TDPBF16PS)\b *(.*)$`)
+	line    = regexp.MustCompile(`(?m)^\t(LDTILECFG|TILE[A-Z]+|TDP[A-Z0-9]+)\b *(.*)$`)
 	numbers = map[string]int{"AX": 0, "CX": 1, "DX": 2, "BX": 3, "SP": 4, "BP": 5, "SI": 6, "DI": 7}
 )
 

@@ -23,6 +23,7 @@ const (
 type kind struct {
 	name           string
 	minima, halves bool
+	ones           bool // scales are 1
 }
 
 var kinds = []kind{{name: ""}, {name: "Minima", minima: true}, {name: "Halves", halves: true}}

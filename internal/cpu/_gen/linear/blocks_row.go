@@ -53,13 +53,11 @@ func (f blockFormat) rowAVX512(g *gen) {
 			g.VPADDD(Mem{Base: x, Disp: xOffsets}, all, all)
 		}
 		g.VCVTDQ2PS(all, all)
-		g.VMULPS(Mem{Base: x, Disp: xWideScales}, all, all)
 		scales, minima := u.lanes(factors)
-		if scales == nil {
-			g.VADDPS(all, sum, sum)
-		} else {
-			g.VFMADD231PS(scales, all, sum)
+		if scales != nil {
+			g.VMULPS(scales, all, all)
 		}
+		g.VFMADD231PS(Mem{Base: x, Disp: xWideScales}, all, sum)
 		if minima != nil {
 			g.VFMADD231PS(Mem{Base: x, Disp: xWideSums}, minima, sum)
 		}

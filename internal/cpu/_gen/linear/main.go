@@ -28,6 +28,7 @@ var families = []family{
 	{"linear", "dot", linear},
 	{"expression", "step", expressions},
 	{"linear", "row", linearRow},
+	{"linear", "strips", linearStrips},
 	{"matmul", "tiles", matmulTiles},
 	{"norm", "norm", norm},
 	{"", "readsum", readSum},

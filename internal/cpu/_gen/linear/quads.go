@@ -100,8 +100,8 @@ func (g *gen) oneQuads(k kind) {
 			g.VPADDD(Mem{Base: x, Disp: g.offset(k, i)}, all, all)
 		}
 		g.VCVTDQ2PS(all, all)
-		g.VMULPS(Mem{Base: x, Disp: xWideScales}, all, all)
-		g.VFMADD231PS(words(scales[i]), all, sum)
+		g.VMULPS(words(scales[i]), all, all)
+		g.VFMADD231PS(Mem{Base: x, Disp: xWideScales}, all, sum)
 	}
 	if k.minima {
 		g.VFMADD231PS(Mem{Base: x, Disp: xWideSums}, words(wMinima), sum)
@@ -387,7 +387,7 @@ func (t *panelTile) group(half bool) {
 		for i, v := range words[r] {
 			t.VPSHUFD(Imm(uint64(i%4*0x55)), Mem{Base: x, Disp: i / 4 * 64}, wide(v))
 		}
-		t.VMOVUPS(Mem{Base: x, Disp: xWideScales}, wide(scales[r]))
+		t.VMOVUPS(Mem{Base: x, Disp: xWideScales}, scales[r])
 		if t.minima {
 			t.VMOVUPS(Mem{Base: x, Disp: xWideSums}, minima[r])
 		}
@@ -414,8 +414,8 @@ func (t *panelTile) group(half bool) {
 			}
 			for r := range t.x {
 				t.VCVTDQ2PS(wide(v[r]), wide(v[r]))
-				t.VMULPS(wide(scales[r]), wide(v[r]), wide(v[r]))
-				t.VFMADD231PS(Mem{Base: t.w, Disp: sSize*s + sScales + 64*part}, v[r], t.sums[r][s])
+				t.VMULPS(Mem{Base: t.w, Disp: sSize*s + sScales + 64*part}, wide(v[r]), wide(v[r]))
+				t.VFMADD231PS(scales[r], v[r], t.sums[r][s])
 			}
 		}
 		if t.minima {

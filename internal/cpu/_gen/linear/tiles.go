@@ -517,37 +517,8 @@ func (p *partsGen) large() {
 
 // transpose16 transposes 16 rows of 16 pairs where they lie.
 func (p *partsGen) transpose16(at reg.GPVirtual) {
-	v := p.vecs(16)
-	for r := range v {
-		p.VMOVDQU32(Mem{Base: at, Disp: 64 * r}, v[r])
-	}
-	// Of four rows: c[j] has columns j, 4+j, 8+j and 12+j.
-	var c [4][]reg.VecVirtual
-	for q := range c {
-		t, four := p.vecs(4), v[4*q:]
-		for i := range 2 {
-			p.VPUNPCKLDQ(four[2*i+1], four[2*i], t[2*i])
-			p.VPUNPCKHDQ(four[2*i+1], four[2*i], t[2*i+1])
-		}
-		c[q] = p.vecs(4)
-		for i := range 2 {
-			p.VPUNPCKLQDQ(t[2+i], t[i], c[q][2*i])
-			p.VPUNPCKHQDQ(t[2+i], t[i], c[q][2*i+1])
-		}
-	}
-	const even, odd = 0x88, 0xdd // of the quarters
-	for j := range 4 {
-		for i, first := range []uint64{even, odd} {
-			upper, lower := p.ZMM(), p.ZMM()
-			p.VSHUFI32X4(Imm(first), c[1][j], c[0][j], upper)
-			p.VSHUFI32X4(Imm(first), c[3][j], c[2][j], lower)
-			for h, second := range []uint64{even, odd} {
-				column := p.ZMM()
-				p.VSHUFI32X4(Imm(second), lower, upper, column)
-				p.VMOVDQU32(column, Mem{Base: at, Disp: 64 * (4*(i+2*h) + j)})
-			}
-		}
-	}
+	line := func(i int) Mem { return Mem{Base: at, Disp: 64 * i} }
+	p.columns16(line, line)
 }
 
 // tile makes the kernel of a tile from parts.
