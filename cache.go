@@ -42,9 +42,10 @@ type CacheConfig struct {
 	// appended. What it is rounded to depends neither on chunks nor on other sequences. Infinities become the largest
 	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements; with Q4, 32 neighbours are.
 	//
-	//   - Q4 is for CPUs. HeadDim and ValueDim are multiples of 32.
-	//   - With E4M3 and int8, and without ValuesInKeys, GPUs take HeadDim 64 (with an even PageSize) and 128, layers whose only mask is
-	//     [WithCausal], no changes of scores, no trees and no batch invariance. Prompts go through decode kernels.
+	//   - With Q4, HeadDim and ValueDim are multiples of 32. GPUs take HeadDim 64 (with a PageSize of multiples of 4) and 128 (with an even
+	//     PageSize), and layers with [WithCausal] and [WithRotary] alone.
+	//   - With E4M3 and int8, and without ValuesInKeys, GPUs take HeadDim 64 (with an even PageSize) and 128, those of 9.0 also 256, and
+	//     neither [WithBatchInvariance], [WithVariant], EdgeLayers nor [ShardContext]. Prompts go through decode kernels.
 	DType tensor.Dtype
 
 	// Scales says which elements of E4M3 or int8 share a scale. KeyScales and ValueScales are for ScalesByHead, from a checkpoint for

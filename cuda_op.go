@@ -526,6 +526,8 @@ func (p *machinePages) Supports(op string, g *attn.Problem) error {
 		return errs.Errorf(op, ErrUnsupported, "on %s: a rotary embedding", p.Where())
 	case g.Features()&attn.Scaled != 0:
 		return errs.Errorf(op, ErrUnsupported, "on %s: %v with %v", p.Where(), g.Pages.Key().DType, g.Pages.Key().Scales)
+	case g.Features()&attn.MixedKeys != 0:
+		return errs.Errorf(op, ErrUnsupported, "on %s: mixed keys of %v", p.Where(), g.Pages.Key().DType)
 	}
 	return nil
 }

@@ -15,8 +15,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// deviceEight returns the configuration of a small cache of 8 bits that GPUs have.
+// deviceEight returns the configuration of a small cache of 8 bits that GPUs have, and, of the last two kinds, of 4 bits.
 func deviceEight(kind int, gpu *device.GPU) la.CacheConfig {
+	if kind >= 6 {
+		return la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 64 << (kind % 2), DType: la.Q4, Device: gpu}
+	}
 	c := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 64 << (kind / 2 % 2), DType: eightTypes[kind%2], Scales: la.Scales(kind % 3), Device: gpu}
 	if c.Scales == la.ScalesByHead {
 		c.KeyScales = []float32{0.05, 0.125, 0.03, 0.07}
@@ -24,27 +27,42 @@ func deviceEight(kind int, gpu *device.GPU) la.CacheConfig {
 	return c
 }
 
-// TestGPUEight decodes on caches of 8 bits on a GPU: copy on write, forks, all types of queries.
-func TestGPUEight(t *testing.T) { testGPUEight(t, devicetest.Open(t), 6) }
+// TestGPUEight decodes on caches of 8 bits on a GPU: copy on write, forks, trees, all types of queries, masks and released pages.
+func TestGPUEight(t *testing.T) { testGPUEight(t, devicetest.Open(t), 0, 1, 2, 3, 4, 5, 6, 7) }
 
 // TestGPUsEight: two GPUs have the heads of such a cache.
-func TestGPUsEight(t *testing.T) { testGPUEight(t, devicetest.OpenSome(t, 2), 3) }
+func TestGPUsEight(t *testing.T) { testGPUEight(t, devicetest.OpenSome(t, 2), 0, 1, 2, 7) }
 
-func testGPUEight(t *testing.T, gpu *device.GPU, kinds int) {
+func testGPUEight(t *testing.T, gpu *device.GPU, kinds ...int) {
 	rng := reftest.Rand(t)
-	for kind := range kinds {
+	for _, kind := range kinds {
 		config := deviceEight(kind, gpu)
 		config.PageSize, config.Pages = []int{16, 4, 64}[rng.IntN(3)], 120
 		at := graphtest.Place{GPU: gpu, Real: true, There: kind%2 == 0}
 		query := at.Queries()[kind%3]
+		heads := []int{2, 8, 18}[rng.IntN(3)]
+		masks := (kind + 1) % 3
+		if config.DType == la.Q4 {
+			masks = 2
+		}
+		switch masks {
+		case 0:
+			at.ScoreMods = reftest.RandomScoreMods(rng, reftest.Shape{Heads: heads})
+		case 1:
+			config.Window, config.SinkTokens = 20, 3*(kind%2)
+			at.ScoreMods.Window, at.ScoreMods.SinkTokens, at.ScoreMods.SoftCap = 1+rng.IntN(20), config.SinkTokens, 30
+		}
 		t.Run(fmt.Sprintf("%v %v %v pages of %d", config.DType, config.Scales, query, config.PageSize), func(t *testing.T) {
 			cache := graphtest.NewCache(t, config)
 			la.PoisonFree(cache)
-			d := graphtest.NewDecoderAt(t, at, cache, 40, []int{2, 8, 18}[rng.IntN(3)], query, true)
+			d := graphtest.NewDecoderAt(t, at, cache, 40, heads, query, true)
 			one, two := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 34}, graphtest.Appended{To: two, Tokens: 3})
 			fork := one.Fork(t)
 			d.Do(t, rng, reftest.Peaked, graphtest.Appended{To: one, Tokens: 1}, graphtest.Appended{To: two, Tokens: 4}, graphtest.Appended{To: fork, Tokens: 2})
+			if config.Scales != la.ScalesByPage && config.DType != la.Q4 && at.ScoreMods.Window == 0 {
+				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 5, Tree: reftest.RandomTree(rng, 5)}, graphtest.Appended{To: two, Tokens: 1})
+			}
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: fork, Tokens: 1}, graphtest.Appended{To: one, Tokens: 1})
 			closeCache(t, cache)
 		})
@@ -55,8 +73,8 @@ func testGPUEight(t *testing.T, gpu *device.GPU, kinds int) {
 func TestGPUEightBits(t *testing.T) {
 	gpu, rng := devicetest.Open(t), reftest.Rand(t)
 	const tokens = 40
-	for turn := range 9 {
-		kind := turn % 6
+	for turn := range 12 {
+		kind, turned := turn%8, turn >= 8 // turned: with a rotary embedding
 		config := deviceEight(kind, nil)
 		config.ValueDim = config.HeadDim // of newEightText
 		config.PageSize, config.Pages = 4, 40
@@ -67,7 +85,7 @@ func TestGPUEightBits(t *testing.T) {
 			cache := graphtest.NewCache(t, config)
 			la.PoisonFree(cache)
 			at := graphtest.Place{GPU: on, Real: on != nil}
-			if turn >= 6 {
+			if turned {
 				at.Rotary = &rope.Config{HeadDim: config.HeadDim, Dim: 12}
 			}
 			d := graphtest.NewDecoderAt(t, at, cache, tokens, eightHeads, tensor.Float32, true)
@@ -105,7 +123,7 @@ func TestGPUEightBits(t *testing.T) {
 			}
 			closeCache(t, cache)
 		}
-		if turn >= 6 { // cosines differ in their last bits, and some elements round to a neighbour
+		if turned { // cosines differ in their last bits, and some elements round to a neighbour
 			other := 0
 			for i := range saved[0] {
 				if saved[0][i] != saved[1][i] {

@@ -206,7 +206,7 @@ func (v *testView) slab(s *kvstore.DevicePages, layer, plane int) cpu.Buffer {
 		return cpu.Buffer{}
 	}
 	format, _ := v.config.format(layer)
-	b := operand.NewBuffer(format.Planes[plane].DType, v.config.Pages*v.config.KVHeads*v.config.PageSize*format.Planes[plane].Dim)
+	b := operand.NewBuffer(format.Planes[plane].DType, v.config.Pages*v.config.KVHeads*v.config.PageSize*format.Planes[plane].Elements())
 	v.copy(s, layer, plane, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }

@@ -279,7 +279,7 @@ func TestQueryOnlyRefused(t *testing.T) {
 	}
 }
 
-// TestGPUsQueryOnly: caches of GPUs that share a context, and rotations of int8 and E4M3, refuse such rows.
+// TestGPUsQueryOnly: caches of GPUs that share a context, and rotations of int8, E4M3 and Q4, refuse such rows.
 func TestGPUsQueryOnly(t *testing.T) {
 	gpu := devicetest.OpenSome(t, 2)
 	for _, c := range []struct {
@@ -288,6 +288,7 @@ func TestGPUsQueryOnly(t *testing.T) {
 	}{
 		{la.CacheConfig{KVHeads: 1}, "keep the cache in host memory, or on GPUs that share heads"},
 		{la.CacheConfig{KVHeads: 2, DType: la.E4M3}, "E4M3 with WithRotary: use 16 bits"},
+		{la.CacheConfig{KVHeads: 2, DType: la.Q4}, "Q4 with WithRotary: use 16 bits"},
 	} {
 		c.config.Layers, c.config.HeadDim, c.config.Pages, c.config.Device = 1, 64, 4, gpu
 		cache := graphtest.NewCache(t, c.config)

@@ -77,7 +77,7 @@ func (s *Step) checkQuery(op string, i int, a *Append) error {
 		if err := p.queryFits(op); err != nil {
 			return err
 		}
-		if g := &p.geometry; s.cache.config.Device != nil && g.Rotary != (attn.Rotary{}) && !g.Pages.InKeys() && kvstore.HasScales(s.cache.config.DType) {
+		if g := &p.geometry; s.cache.config.Device != nil && g.Rotary != (attn.Rotary{}) && !g.Pages.InKeys() && (kvstore.HasScales(s.cache.config.DType) || s.cache.config.DType == Q4) {
 			return errs.Errorf(op, ErrUnsupported, "append %d is QueryOnly, and the cache on %s has %v with WithRotary: use 16 bits", i, s.cache.store.Where(), s.cache.config.DType)
 		}
 	}

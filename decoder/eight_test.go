@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/tensor"
@@ -118,8 +117,6 @@ func TestEightOptions(t *testing.T) {
 		kind error
 		text string
 	}{
-		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "Options.Cache is Q4, and Options.Device is"},
-		{smallNetwork(), Options{Cache: la.Q4, Device: new(device.GPU)}, ErrUnsupported, "caches of 4 bits are on the CPU alone; use leanattention.E4M3"},
 		{smallNetwork(), Options{Cache: la.Q4}, la.ErrUnsupported, "with Q4 both must be multiples of 32"},
 		{wideHeads(1, 32), Options{Cache: la.Q4, EdgeLayers: 1}, la.ErrShape, "EdgeLayers is 1, and Layers 1"},
 		{smallNetwork(), Options{Weights: tensor.Uint8}, ErrConfig, "Options.Weights is uint8; known are float32, int8"},

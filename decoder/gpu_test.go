@@ -209,7 +209,7 @@ func testGPUBatches(t *testing.T, gpu *device.GPU, sizes []int) {
 }
 
 // TestGPUTypes: with matrices, keys and values of float16, which have other kernels, a GPU has the logits of the CPU. In mixed
-// precision, and with keys and values of 8 bits, they are nearly the same.
+// precision, and with keys and values of 8 and 4 bits, they are nearly the same.
 func TestGPUTypes(t *testing.T) {
 	gpu := devicetest.Open(t)
 	for _, m := range goldenOn(t, gpu) {
@@ -225,10 +225,8 @@ func TestGPUTypes(t *testing.T) {
 				bound := map[bool]float64{false: 3e-3, true: 3e-2}[mixed]
 				stepsAgainstCPU(t, make, Options{Device: gpu, Exact: !mixed, Weights: la.Float16, Cache: la.Float16}, 2, 4, bound)
 			}
-			if m.Name != "llama3" {
-				return
-			}
-			for _, cache := range []tensor.Dtype{la.E4M3, tensor.Int8} { // elements may round to neighbours
+			types := map[string][]tensor.Dtype{"llama3": {la.E4M3, tensor.Int8, la.Q4}, "gemma2": {la.E4M3}, "gemma3": {tensor.Int8}, "sinks_window": {la.E4M3}}
+			for _, cache := range types[m.Name] { // elements may round to neighbours
 				stepsAgainstCPU(t, make, Options{Device: gpu, Exact: true, Weights: la.Float16, Cache: cache}, 2, 4, 0.1)
 			}
 		})

@@ -179,8 +179,6 @@ func (o *Options) fill(s *Sizes) error {
 	case slices.Contains(types, t):
 	case !fewBits(t):
 		return fmt.Errorf("decoder: Options.Cache is %v; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4: %w", t, ErrConfig)
-	case o.Device != nil && t == la.Q4:
-		return fmt.Errorf("decoder: Options.Cache is %v, and Options.Device is %v: caches of 4 bits are on the CPU alone; use leanattention.E4M3, tensor.Int8 or 16 bits: %w", t, o.Device, ErrUnsupported)
 	}
 	if o.several() && o.Device == nil {
 		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)

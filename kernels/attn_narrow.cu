@@ -2,6 +2,7 @@
 // kernel that stores new keys and values so.
 //
 // Needed by: caches of E4M3 and int8.
+// No images for: sm_86.
 #include "attn_narrow.cuh"
 #include "attn_narrow_append.cuh"
 

@@ -9,10 +9,12 @@
 struct NarrowParams {
   const float *keyScales, *valueScales;
   int scales; // which elements share a scale: SCALES_BY_HEAD, SCALES_BY_PAGE, SCALES_BY_TOKEN
+  int type;   // of elements, for kernels of both
 };
 
+// Of kernels with scores: struct NarrowScoredParams (attn_narrow_variant.cuh).
 struct NarrowLaunchParams {
-  TensorMap keyMap, valueMap; // from sm_90 on: lines of 128 bytes, each a key or two
+  TensorMap keyMap, valueMap; // from sm_90 on: lines of 128 bytes, each a key, or two, or half of one
   Params p;
   MeetParams meet;
   const int* prefetched;
@@ -29,20 +31,38 @@ __device__ __forceinline__ int scaleIndex(int scales, int heads, int tokens, int
   return scales == SCALES_BY_PAGE ? i : i * tokens + in;
 }
 
-template <class Store, int D> struct NarrowLean {
-  using L = Lean<Narrow<Store>, Plain, D>;
+template <class S> struct NarrowRows; // of a Variant that has scores: attn_narrow_variant.cuh
+
+// The arithmetic of a Shape.
+template <class S> struct TileOf {
+  using type = NarrowTile<S>;
+};
+
+template <class Store, int D, class V = Plain> struct NarrowLean {
+  using L = Lean<Narrow<Store>, V, D>;
   using S = typename L::S;
   using R = typename L::R;
-  using A = NarrowTile<S>;
+  using A = typename TileOf<S>::type;
   using Place = typename S::Place;
   static constexpr int KEYS = S::KEYS;
-  static constexpr bool APART = L::APART;
+  static constexpr bool APART = L::APART, SCORED = V::scores;
   static constexpr int EACH = KEYS / 32; // keys of a lane
   // Where warps pass registers on, two consumer warps share chunks: one computes while the other waits. Each has half of the keys, and
   // one merges the state of the other; or, of more than eight rows, each has all keys, and some rows.
   static constexpr int SHARERS = APART ? 2 : 1, CONSUMERS = SHARERS * CONSUMER_WARPS;
   enum : int { PAIRS = 9, COMPUTES = 160, COPIES = 40, MERGES = 152 }; // the first of the pairs' named barriers; registers of a lane
   static_assert(!APART || CONSUMERS * COMPUTES + PRODUCER_WARPS * COPIES + EPILOGUE_WARPS * MERGES <= (CONSUMERS + PRODUCER_WARPS + EPILOGUE_WARPS) * 128);
+
+  struct NoRows {
+    __device__ __forceinline__ NoRows(const Params&, const Place&, typename A::Mode, int, int, int) {}
+  };
+  template <bool, class X> struct RowsOf {
+    using type = NarrowRows<X>;
+  };
+  template <class X> struct RowsOf<false, X> {
+    using type = NoRows;
+  };
+  using Rows = typename RowsOf<SCORED, S>::type;
 
   // Entries of a sequence's block table: 32 of them from number `base` on, one a lane, and the next 32, which are on their way.
   struct Table {
@@ -111,7 +131,7 @@ template <class Store, int D> struct NarrowLean {
   // A warp makes all barriers, a slot's a lane.
   __device__ static __forceinline__ void openBarriers(u32 bars, int warps, int slots, int lane) {
     const u32 bufferBars = bars + 16 * slots;
-    if (lane < slots) barrierInit(bars + lane * 8, 33), barrierInit(bars + (slots + lane) * 8, SHARERS);
+    if (lane < slots) barrierInit(bars + lane * 8, S::PACKED ? 1 : 33), barrierInit(bars + (slots + lane) * 8, SHARERS);
     if (APART && lane < 2) barrierInit(bufferBars + 8 * lane, warps * 32), barrierInit(bufferBars + 16 + 8 * lane, EPILOGUE_WARPS * 32);
     opened();
     __syncwarp();
@@ -119,8 +139,8 @@ template <class Store, int D> struct NarrowLean {
 
   // A producer warp: it fills slots `first`, first+step, ... and walks the whole range from `at` on without regard to where output
   // tiles end. Keys and values lie in the same places of pages.
-  __device__ static __forceinline__ void produce(const NarrowLaunchParams& all, Place at, u32 ring, u32 scales, u32 full, u32 empty, int first, int step, int lane, int wholeTiles, int entry) {
-    constexpr int PACE = (64 << 10) / S::SLOT, OUTSIDE = 0x7ffffff0;
+  template <class Launch> __device__ static __forceinline__ void produce(const Launch& all, Place at, u32 ring, u32 scales, u32 full, u32 empty, int first, int step, int lane, int wholeTiles, int entry) {
+    constexpr int PACE = (64 << 10) / S::SLOT, OUTSIDE = S::PACKED ? 0 : D > 128 ? 0x3ffffff0 : 0x7ffffff0;
     const Params& p = all.p;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int slots = p.slots, box = p.box, pace = min(at.left + wholeTiles > 160 * 128 / D ? 2 * PACE : PACE, slots);
@@ -132,14 +152,14 @@ template <class Store, int D> struct NarrowLean {
     const int span = Keys::pageOf(KEYS, tokens) + 1;                                                                   // entries behind a chunk's first one, at most
     do {
       const int head = at.head, old = p.early ? at.s.keys - at.s.queries : 0;
-      int c = at.chunk + skip;
+      int c = at.chunk + skip, k = at.chunkAt(c); // k: where it is among the sequence's
       Keys keys;
-      keys.begin(tokens, c, lane);
+      keys.begin(tokens, k, lane);
       Table table;
-      int n = Keys::pageOf(c * KEYS, tokens), in = c * KEYS - n * tokens; // of the chunk's first key
+      int n = Keys::pageOf(k * KEYS, tokens), in = k * KEYS - n * tokens; // of the chunk's first key
       if (p.pages != nullptr && c < at.end) {
         if (known) {
-          const int front = Keys::pageOf(at.chunk * KEYS, tokens) - PREFETCHED_ENTRIES;
+          const int front = Keys::pageOf(at.chunkAt(at.chunk) * KEYS, tokens) - PREFETCHED_ENTRIES;
           table = {front, entry, table.entry(p, at.s, front + 32 + lane)}; // the last lanes' are the first
         } else {
           table.open(p, at.s, n, lane);
@@ -153,14 +173,22 @@ template <class Store, int D> struct NarrowLean {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
           page[u] = p.pages == nullptr ? at.s.pages : table.at(keys.n[u], n + span);
-          if (c * KEYS + u * 32 + lane >= at.s.keys) page[u] = -1;
+          if (k * KEYS + u * 32 + lane >= at.s.keys) page[u] = -1;
           row[u] = page[u] < 0 ? OUTSIDE : page[u] * p.pageRows + head * p.headRows + keys.in[u]; // a box outside of the array is zeros
+          if constexpr (SCORED) {
+            if (at.hides(p, k * KEYS + u * 32 + lane)) page[u] = -1; // its scales may be anything
+          }
         }
         const u32 bar = full + slot * 8, to = ring + slot * S::SLOT;
-        const auto rowOf = [&](int key) { return __shfl_sync(~0u, row[key / 32 % EACH], key % 32) / (128 / D); };
+        const auto lineOf = [](int row) { return S::PACKED ? row : D > 128 ? row * (D / 128) : row / (128 / min(D, 128)); };
+        const auto rowOf = [&](int key) { return lineOf(__shfl_sync(~0u, row[key / 32 % EACH], key % 32)); };
         const auto copy = [&](int key, int y) {
+          if constexpr (S::PACKED) {
+            A::copy(p, to, key, y, box, bar, policy);
+            return;
+          }
           copyBox(to + key * S::PITCH, &all.keyMap, 0, y, 0, bar, policy);
-          copyBox(to + S::BLOCK + key * S::PITCH, &all.valueMap, 0, y, 0, bar, policy);
+          copyBox(to + S::SLOT / 2 + key * S::PITCH, &all.valueMap, 0, y, 0, bar, policy);
         };
         const int rows[4] = {rowOf(0), rowOf(16), rowOf(32), rowOf(48)}; // of four boxes, or fewer, as they are as a rule
         const int before = slot - pace; // what was asked for first is there: see Ring::produce
@@ -168,7 +196,7 @@ template <class Store, int D> struct NarrowLean {
         else if (again) barrierWait(full + (before + slots) * 8, parity);
         barrierWait(empty + slot * 8, parity);
         __syncwarp(); // no lane is a round ahead of another
-        if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+        if (!waited && (k + 1) * KEYS > old) waitForEarlier(), waited = true;
         if (elected()) {
           barrierExpect(bar, S::SLOT);
           if (box >= 16) copy(0, rows[0]);
@@ -180,16 +208,27 @@ template <class Store, int D> struct NarrowLean {
           for (int key = 0; key < 32; key += box) {
 #pragma unroll
             for (int u = 0; u < EACH; u++) {
-              const int y = __shfl_sync(~0u, row[u], key) / (128 / D);
+              const int y = lineOf(__shfl_sync(~0u, row[u], key));
               if (elected()) copy(u * 32 + key, y);
             }
           }
         }
-        scalesOf.copy(scales + slot * S::SCALES, page, head, keys, lane);
-        arriveCopied(bar);
-        keys.advance(tokens, pages, more);
-        n += pages, in += more;
-        if (in >= tokens) in -= tokens, n++;
+        if constexpr (!S::PACKED) {
+          scalesOf.copy(scales + slot * S::SCALES, page, head, keys, lane);
+          arriveCopied(bar);
+        }
+        bool leaps = false; // to behind what is left out
+        if constexpr (SCORED) leaps = c < at.front && c + step >= at.front;
+        if (leaps) {
+          k = at.chunkAt(c + step);
+          keys.begin(tokens, k, lane);
+          n = Keys::pageOf(k * KEYS, tokens), in = k * KEYS - n * tokens;
+        } else {
+          k += step;
+          keys.advance(tokens, pages, more);
+          n += pages, in += more;
+          if (in >= tokens) in -= tokens, n++;
+        }
         if ((slot += step) >= slots) slot -= slots, parity ^= 1, again = true;
       }
       skip = c - at.end; // less than step, or what a short part leaves
@@ -199,12 +238,21 @@ template <class Store, int D> struct NarrowLean {
 #else
   // Starts to fill the next slot of a warp's part of the ring: scales, and then keys and values.
   __device__ static __forceinline__ void issue(const Params& p, const NarrowParams& narrow, typename Ring<S>::Reader& reader, u32 scales, int lane, int warps) {
+    if constexpr (S::PACKED) {
+      A::issue(p, reader, lane, warps);
+      return;
+    }
     if (reader.more) {
       Keys keys;
       int page[EACH];
       keys.begin(Keys::tokens(p), reader.at.chunk, lane);
 #pragma unroll
-      for (int u = 0; u < EACH; u++) page[u] = reader.at.chunk * KEYS + u * 32 + lane >= reader.at.s.keys ? -1 : p.pages == nullptr ? reader.at.s.pages : p.pages[reader.at.s.pages + keys.n[u]];
+      for (int u = 0; u < EACH; u++) {
+        const int key = reader.at.chunk * KEYS + u * 32 + lane;
+        bool there = key < reader.at.s.keys;
+        if constexpr (SCORED) there = there && !reader.at.hides(p, key); // its scales may be anything
+        page[u] = !there ? -1 : p.pages == nullptr ? reader.at.s.pages : p.pages[reader.at.s.pages + keys.n[u]];
+      }
       const u32 to = scales + reader.slot * S::SCALES;
       Scales(p, narrow).copy(to, page, reader.at.head, keys, lane);
     }
@@ -213,7 +261,7 @@ template <class Store, int D> struct NarrowLean {
 #endif
 
   // `memory` is shared, at a multiple of 1024 bytes.
-  __device__ static __forceinline__ void run(const NarrowLaunchParams& all, char* memory) {
+  template <class Launch> __device__ static __forceinline__ void run(const Launch& all, char* memory) {
     const Params& p = all.p;
     const MeetParams& meet = all.meet;
     const NarrowParams& narrow = all.narrow;
@@ -232,7 +280,7 @@ template <class Store, int D> struct NarrowLean {
 #endif
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeFullyMasked(p, *p.masked);
+      if (warp < warps) L::writeFullyMasked(p, *p.masked);
       if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
@@ -271,6 +319,7 @@ template <class Store, int D> struct NarrowLean {
     }
     if (APART) moreRegisters<COMPUTES>();
     if (APART && warp >= consumers) return;
+    if constexpr (S::PACKED && S::QUERY > 0) A::Store::makeTable(scales, warp, consumers);
     int slot = warp % warps;
     u32 parity = 0;
 #else
@@ -294,7 +343,7 @@ template <class Store, int D> struct NarrowLean {
     int part = 0;
     bool more = true;
     typename A::Queries q;
-    const auto load = [&] { A::load(p, w, q, A::SETS == 1 && w.rows(p) > 8 ? half * 8 : 0, lane); };
+    const auto load = [&] { A::load(p, w, q, A::SETS == 1 && w.rows(p) > 8 ? half * 8 : 0, lane, narrow.type); };
     load();
 #if __CUDA_ARCH__ >= 900
     waitForRing(2, consumers + 1);
@@ -316,7 +365,12 @@ template <class Store, int D> struct NarrowLean {
       if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * ROWS) + 1;
       int first = pair - turn;
       if (first < 0) first += warps;
-      for (int c = w.chunk + first; c < w.end; c += warps) {
+      const Rows view(p, w, mode, rows, above, lane);
+      if constexpr (SCORED) {
+        if (L::Scores::sinksOf(p).of != nullptr && first == 0 && w.tile == 0 && (both || half == 0)) view.sink(st);
+      }
+      for (int i = w.chunk + first; i < w.end; i += warps) {
+        const int c = w.chunkAt(i); // where it is among the sequence's
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT, scale = scales + slot * S::SCALES;
         barrierWait(full + slot * 8, parity);
@@ -332,27 +386,44 @@ template <class Store, int D> struct NarrowLean {
         }
         __syncwarp();
 #endif
-        const bool precise = p.queryType == Float32::type, look = A::Store::finds && narrow.scales != SCALES_BY_TOKEN;
+        const bool precise = A::isPrecise(p), look = A::Store::finds && narrow.scales != SCALES_BY_TOKEN;
 #pragma unroll 1
         for (int unit = firstUnit; unit < units; unit++) {
           const int before = c * KEYS + unit * A::UNIT, live = w.s.keys - before;
           if (live <= 0) break;
-          const u32 keys = at + unit * A::UNIT * S::PITCH, values = keys + S::BLOCK;
+          const u32 keys = at + unit * A::UNIT * S::PITCH, values = keys + S::SLOT / 2;
 #if __CUDA_ARCH__ >= 900
           if (live < A::UNIT) {
             if (!both || half == 0) A::clearBehind(values, live, lane);
             fenceAsync();
             both ? meetPair() : __syncwarp();
           }
+          if constexpr (SCORED) {
+            if (before < w.hidden) { // and what no row sees
+              if (!both || half == 0) A::clear(values, max(w.sinkTokens(p) - before, 0), min(w.hidden - before, A::UNIT), lane);
+              fenceAsync();
+              both ? meetPair() : __syncwarp();
+            }
+          }
+#else
+          if constexpr (S::PACKED) { // others are copied as zeros
+            if (live < A::UNIT) A::clearBehind(values, live, lane);
+            if constexpr (SCORED) {
+              if (before < w.hidden) A::clear(values, max(w.sinkTokens(p) - before, 0), min(w.hidden - before, A::UNIT), lane);
+            }
+            __syncwarp();
+          }
 #endif
           int limit[A::SETS][2];
 #pragma unroll
           for (int i = 0; i < 2 * A::SETS; i++) limit[i >> 1][i & 1] = sees[i >> 1][i & 1] - before;
           const bool masked = before + A::UNIT > all;
-          const u32 scaleAt = scale + unit * 16;
-          if (mode == A::FEW) A::template merge<A::FEW>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
-          else if (mode == A::EIGHT) A::template merge<A::EIGHT>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
-          else if constexpr (A::SETS == 2) A::template merge<A::SIXTEEN>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look);
+          const u32 scaleAt = scale + (S::PACKED ? 0 : unit * 16);
+          if constexpr (SCORED) A::template merge<A::SETS == 1 ? A::EIGHT : A::SIXTEEN>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look, narrow.type, typename Rows::Unit{view, before});
+          else if constexpr (A::ONE) A::template merge<A::SETS == 1 ? A::EIGHT : A::SIXTEEN>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look, narrow.type);
+          else if (mode == A::FEW) A::template merge<A::FEW>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look, narrow.type);
+          else if (mode == A::EIGHT) A::template merge<A::EIGHT>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look, narrow.type);
+          else if constexpr (A::SETS == 2) A::template merge<A::SIXTEEN>(st, q, keys, values, scaleAt, lane, masked, limit, precise, look, narrow.type);
         }
 #if __CUDA_ARCH__ >= 900
         releaseStage(empty + slot * 8, lane);
@@ -370,7 +441,7 @@ template <class Store, int D> struct NarrowLean {
 #endif
       const bool last = !APART || half == 0;
       if (APART && last) meetPair(); // the other warp's state is there
-      st.leave(mode, rows - above, lane, mine.o + (first * p.rows + above) * S::WIDTH, mine.m + above, mine.l + above, first, APART && last && !both);
+      st.leave(mode, rows - above, lane, mine.o + (first * p.rows + above) * S::WIDTH, mine.m + above, mine.l + above, first, APART && last && !both, narrow.type);
       if (!last) meetPair();
 #if __CUDA_ARCH__ >= 900
       if (APART && last) barrierArrive(sharedAddress(bufferBars) + sh.buffer(part) * 8);
@@ -389,12 +460,13 @@ template <class Store, int D> struct NarrowLean {
       if (sh.buffers == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, workers, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
     }
-    if (half == 0) R::writeFullyMasked(p, *p.masked);
+    if (half == 0) L::writeFullyMasked(p, *p.masked);
   }
 };
 
-#define NARROW_ATTENTION(name, Store, D) \
-  extern "C" __global__ void __launch_bounds__((NarrowLean<Store, D>::CONSUMERS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ NarrowLaunchParams p) { \
+#define NARROW_ENTRY(name, P, ...) \
+  extern "C" __global__ void __launch_bounds__((NarrowLean<__VA_ARGS__>::CONSUMERS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ P p) { \
     extern __shared__ __align__(1024) char memory[]; \
-    NarrowLean<Store, D>::run(p, memory); \
+    NarrowLean<__VA_ARGS__>::run(p, memory); \
   }
+#define NARROW_ATTENTION(name, Store, D) NARROW_ENTRY(name, NarrowLaunchParams, Store, D)

@@ -48,7 +48,7 @@ __device__ __forceinline__ float magnitude(float4 x, bool numbers) {
   return __uint_as_float(most);
 }
 
-// A warp takes a head's row at a time, four elements a lane.
+// A warp takes a head's row at a time, four elements a lane, or eight: PIECES times four.
 __device__ __forceinline__ void appendNarrow(const NarrowAppendParams& n) {
   __shared__ float2 turned[2][ROTARY_PAIRS]; // of the row, and of the first token of its page
   const RotaryAppendParams& r = n.rotary;
@@ -67,38 +67,51 @@ __device__ __forceinline__ void appendNarrow(const NarrowAppendParams& n) {
   if (threadIdx.x == 0) letNextStart();
   if (slot < 0) return;
   __syncthreads();
+  constexpr int PIECES = 2;
   const int warps = blockDim.x / 32, e = threadIdx.x % 32 * 4;
-  const bool there = e < p.dim;
+  const auto isThere = [&](int piece) { return e + 128 * piece < p.dim; };
   for (int i = first * warps + threadIdx.x / 32; i < r.queryHeads + 2 * p.heads; i += r.each * warps) {
     if (i < r.queryHeads) {
       const long long at = row * r.queryRow + i * r.queryHead;
-      if (there) turn4(r, turned[0], r.turned, at, r.queryType, r.query, at, r.queryType, e);
+#pragma unroll
+      for (int k = 0; k < PIECES; k++)
+        if (isThere(k)) turn4(r, turned[0], r.turned, at, r.queryType, r.query, at, r.queryType, e + 128 * k);
       continue;
     }
     const bool values = i >= r.queryHeads + p.heads;
     const int head = i - r.queryHeads - (values ? p.heads : 0);
-    const auto load = [&](int row, const float2* by) {
-      if (!there) return make_float4(0.f, 0.f, 0.f, 0.f);
+    const auto load = [&](float4 (&x)[PIECES], int row, const float2* by) {
       const long long from = (long long)row * p.row + head * p.dim;
-      return withStore(p.newType, [&](auto s) { return values ? decltype(s)::load4(p.newValues, from + e) : turned4<decltype(s)>(r, by, p.newKeys, from, e); });
+#pragma unroll
+      for (int k = 0; k < PIECES; k++) {
+        x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (isThere(k)) x[k] = withStore(p.newType, [&](auto s) { return values ? decltype(s)::load4(p.newValues, from + e + 128 * k) : turned4<decltype(s)>(r, by, p.newKeys, from, e + 128 * k); });
+      }
     };
-    const float4 x = load(row, turned[0]);
+    const auto largestOf = [](const float4 (&x)[PIECES], bool numbers) { return __uint_as_float(max(__float_as_uint(magnitude(x[0], numbers)), __float_as_uint(magnitude(x[1], numbers)))); };
+    float4 x[PIECES];
+    load(x, row, turned[0]);
     float* const to = (values ? n.valueScales : n.keyScales) + scaleIndex(n.scales, p.heads, n.pageTokens, page, head, in);
     float scale;
     if (n.scales == SCALES_BY_TOKEN) {
-      scale = scaleTo(magnitude(x, false), mostOf(p.type));
+      scale = scaleTo(largestOf(x, false), mostOf(p.type));
     } else if (begins >= 0) {
-      const float largest = magnitude(in == 0 ? x : load(begins, turned[1]), true);
+      float4 first[PIECES];
+      load(first, begins, turned[in > 0]);
+      const float largest = largestOf(first, true);
       scale = largest == 0.f ? 1.f : scaleTo(largest, mostOf(p.type) / headroomOf(p.type));
     } else {
       scale = *to;
     }
     if (e == 0 && n.scales != SCALES_BY_HEAD && (n.scales == SCALES_BY_TOKEN || in == 0)) *to = scale;
-    if (!there) continue;
-    const float all[4] = {x.x, x.y, x.z, x.w};
-    u32 word = 0;
 #pragma unroll
-    for (int k = 0; k < 4; k++) word |= narrowed(p.type, __fdiv_rn(all[k], scale)) << 8 * k;
-    *(u32*)((char*)(values ? p.values : p.keys) + (slot + (long long)head * p.headRows) * p.dim + e) = word;
+    for (int piece = 0; piece < PIECES; piece++) {
+      if (!isThere(piece)) continue;
+      const float all[4] = {x[piece].x, x[piece].y, x[piece].z, x[piece].w};
+      u32 word = 0;
+#pragma unroll
+      for (int k = 0; k < 4; k++) word |= narrowed(p.type, __fdiv_rn(all[k], scale)) << 8 * k;
+      *(u32*)((char*)(values ? p.values : p.keys) + (slot + (long long)head * p.headRows) * p.dim + e + 128 * piece) = word;
+    }
   }
 }

@@ -28,8 +28,15 @@ __device__ __forceinline__ void arriveCopied(u32 bar) { asm volatile("cp.async.m
 //   nan       not 0 if one of a register's elements is NaN
 //   finds     whether nan must be asked, since widen makes numbers of NaN, unless a scale is NaN, too
 //   infinite  whether widen makes infinities of NaN
+//   with      a function of the Store: of Eights, which has two, that of a type
 
-struct Float8 { // E4M3
+template <class Store> struct OneEight {
+  __device__ static __forceinline__ float unitOf(int) { return Store::unit; }
+  __device__ static __forceinline__ bool pairsOf(int) { return Store::pairs; }
+  template <class F> __device__ static __forceinline__ void with(int, const F& f) { f(Store{}); }
+};
+
+struct Float8 : OneEight<Float8> { // E4M3
   static constexpr int type = 4, bytes = 1;
   static constexpr bool scaled = true;
 #if __CUDA_ARCH__ >= 890
@@ -54,7 +61,7 @@ struct Float8 { // E4M3
 #endif
 };
 
-struct Integer8 {
+struct Integer8 : OneEight<Integer8> {
   static constexpr int type = 5, bytes = 1;
   static constexpr bool scaled = true, finds = false, infinite = true, pairs = false;
   static constexpr float unit = 0x1p-5f;
@@ -82,26 +89,26 @@ template <class Store_> struct Narrow {
   static constexpr bool ready = false;
 };
 
-template <class Store_, int D_> struct Shape<Narrow<Store_>, D_, false, false, Plain> {
-  static_assert(D_ == 64 || D_ == 128);
+template <class Store_, int D_, class V_> struct Shape<Narrow<Store_>, D_, false, false, V_> {
+  static_assert(D_ == 64 || D_ == 128 || D_ == 256);
   using T = Narrow<Store_>;
-  using V = Plain;
+  using V = V_;
   using Store = Store_;
   using Math = MmaNarrow;
   static constexpr int D = D_;
-  static constexpr bool LINKED = false, PAGED = false, SHARED_QUERY = false, EVEN = true;
+  static constexpr bool LINKED = false, PAGED = false, SHARED_QUERY = false, EVEN = true, PACKED = false; // PACKED: as attn_q4.cuh
 #if __CUDA_ARCH__ >= 900
   static constexpr int KEYS = 64, PITCH = D, RING = 192 << 10; // bytes from a key to the next, and of the largest ring
 #else
   static constexpr int KEYS = 32, PITCH = 128, RING = 128 << 10;
 #endif
-  static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH;
-  static constexpr int SLOT = 2 * BLOCK;
+  static constexpr int BLOCKS = PITCH < D ? D / PITCH : 1, BLOCK = KEYS * PITCH;
+  static constexpr int SLOT = 2 * BLOCKS * BLOCK;
   static constexpr int SCALES = 2 * KEYS * 4; // bytes beside a slot
   static constexpr int QUERY = RING / SLOT * SCALES; // bytes of the scales of all slots
   static constexpr int STEPS = D / 16, TILES = D / 8, WIDTH = D + 8;
   enum : int { MERGE_WARPS = EPILOGUE_WARPS, IN_FLIGHT = 4 };
-  using Place = Walk<KEYS, Plain>;
+  using Place = Walk<KEYS, V>;
 };
 
 template <class S> struct NarrowTile {
@@ -114,16 +121,23 @@ template <class S> struct NarrowTile {
 
   // Which rows the columns of products are: FEW: both parts of a row side by side, of up to 4 rows. EIGHT, SIXTEEN: a
   // row each, in one set of columns or two, and a product for each part. Where two warps share chunks, each has one set.
+  // ONE: all rows have the largest mode, so the kernel has its code once.
   enum Mode { FEW, EIGHT, SIXTEEN };
   static constexpr int SETS = EPILOGUE_WARPS > 0 ? 1 : 2;
-  __device__ static __forceinline__ Mode modeOf(int rows) { return rows <= 4 ? FEW : rows <= 8 || SETS == 1 ? EIGHT : SIXTEEN; }
+  static constexpr bool ONE = S::V::scores || S::PACKED;
+  __device__ static __forceinline__ Mode modeOf(int rows) {
+    if (ONE) return SETS == 1 ? EIGHT : SIXTEEN;
+    return rows <= 4 ? FEW : rows <= 8 || SETS == 1 ? EIGHT : SIXTEEN;
+  }
+  // Whether queries need their second parts.
+  __device__ static __forceinline__ bool isPrecise(const Params& p) { return p.queryType == Float32::type; }
   // A lane's row number j of a set.
   __device__ static __forceinline__ int rowOf(Mode mode, int lane, int set, int j) { return mode == FEW ? lane & 3 : 8 * set + 2 * (lane & 3) + j; }
 
   // 16 bytes of a row, from column 16*piece on. The copy engine copies lines of 128 bytes, which may be two rows, and swizzles
   // by addresses.
   __device__ static __forceinline__ u32 place(int row, int piece) {
-    const u32 at = row * S::PITCH + piece * 16;
+    const u32 at = S::BLOCKS > 1 ? piece / 8 * S::BLOCK + row * S::PITCH + piece % 8 * 16 : row * S::PITCH + piece * 16;
     return at ^ (at >> 3 & 0x70);
   }
   __device__ static __forceinline__ u32 placeOf(int group, int step, int lane) { return place(group * 16 + (lane & 15), step + (lane >> 4)); }
@@ -140,12 +154,12 @@ template <class S> struct NarrowTile {
   };
 
   // Of the output tile's rows from number `above` on.
-  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, int above, int lane) {
+  __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, int above, int lane, int type) {
     const int rows = w.rows(p) - above, t = lane & 3, g = lane >> 2;
     const Mode mode = modeOf(w.rows(p));
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
-      if (set * 8 >= rows) break;
+      if (!ONE && set * 8 >= rows) break;
       const int r = mode == FEW ? g / 2 : 8 * set + g;
       float4 x[STEPS] = {};
       if (r < rows) {
@@ -156,7 +170,7 @@ template <class S> struct NarrowTile {
           for (int k = 0; k < STEPS; k++) x[k] = decltype(query)::load4(p.query, at + k * 16);
         });
       }
-      float up = 1, factor = p.scale * Store::unit;
+      float up = 1, factor = p.scale * Store::unitOf(type);
       if (p.queryType != Float16::type) {
         float top = 0;
 #pragma unroll
@@ -167,7 +181,8 @@ template <class S> struct NarrowTile {
 #pragma unroll
       for (int k = 0; k < STEPS; k++) {
         u32 (&hi)[2] = q.hi[set][k], (&lo)[2] = q.lo[set][k];
-        const float y = Store::pairs ? x[k].y : x[k].z, z = Store::pairs ? x[k].z : x[k].y;
+        const bool pairs = Store::pairsOf(type);
+        const float y = pairs ? x[k].y : x[k].z, z = pairs ? x[k].z : x[k].y;
         parts(x[k].x * up, y * up, hi[0], lo[0]);
         parts(z * up, x[k].w * up, hi[1], lo[1]);
         if (second) hi[0] = p.queryType == Float16::type ? 0 : lo[0], hi[1] = p.queryType == Float16::type ? 0 : lo[1];
@@ -194,9 +209,14 @@ template <class S> struct NarrowTile {
         for (int n = 0; n < STEPS; n++) o[set][n][0] = o[set][n][1] = o[set][n][2] = o[set][n][3] = 0.f;
       }
     }
+    // As Attention's State.
+    __device__ __forceinline__ void sink(int lane, int set, const float (&x)[2]) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) m[set][j] = x[j], l[set][j] = lane < 4 && x[j] != -LEAN_INF ? 1 / LOWER : 0.f;
+    }
     // When all chunks are merged: as Attention's State. merges: with the state that is there.
-    __device__ __forceinline__ void leave(Mode mode, int rows, int lane, float* to, float4* ms, float4* ls, int state, bool merges) {
-      constexpr float LEFT = LOWER * Store::unit / SMALLER;
+    __device__ __forceinline__ void leave(Mode mode, int rows, int lane, float* to, float4* ms, float4* ls, int state, bool merges, int type) {
+      const float LEFT = LOWER * Store::unitOf(type) / SMALLER;
       const int g = lane >> 2;
       const float unit = __int_as_float(exponent << 23);
       if (mode == FEW) {
@@ -225,7 +245,8 @@ template <class S> struct NarrowTile {
 #pragma unroll
           for (int n = 0; n < STEPS; n++) {
             float2* const pair = (float2*)(at + 16 * n);
-            float2 x = make_float2(number(o[set][n][j]) * LEFT * unit, number(o[set][n][2 + j]) * LEFT * unit);
+            const int x0 = S::PACKED ? n & ~1 : n, x1 = S::PACKED ? n | 1 : n, i = S::PACKED && n % 2 > 0 ? 2 : 0;
+            float2 x = make_float2(number(o[set][x0][i + j]) * LEFT * unit, number(o[set][x1][(S::PACKED ? i : 2) + j]) * LEFT * unit);
             if (merges) x = make_float2(x.x * mine + pair->x * other, x.y * mine + pair->y * other);
             *pair = x;
           }
@@ -238,17 +259,19 @@ template <class S> struct NarrowTile {
   static constexpr float SMALLER = 0x1p-3f; // scales of values are multiplied by it: so `unit` is finite
 
   // What lies behind the live values of a unit may be anything, and 0 times NaN is NaN.
-  __device__ static __forceinline__ void clearBehind(u32 values, int live, int lane) {
+  __device__ static __forceinline__ void clearBehind(u32 values, int live, int lane) { clear(values, live, UNIT, lane); }
+  // Values from number `from` on, before number `to`.
+  __device__ static __forceinline__ void clear(u32 values, int from, int to, int lane) {
     constexpr int PIECES = S::D / 16;
-    for (int i = lane; i < (UNIT - live) * PIECES; i += 32)
-      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(values + place(live + i / PIECES, i % PIECES)), "r"(0) : "memory");
+    for (int i = lane; i < (to - from) * PIECES; i += 32)
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(values + place(from + i / PIECES, i % PIECES)), "r"(0) : "memory");
   }
 
   // Whether some of a warp's keys (or values) are NaN, for Stores that make numbers of these (where a chunk is a unit).
-  __device__ static __forceinline__ bool findNaN(u32 block, int lane) {
+  template <class Store> __device__ static __forceinline__ bool findNaN(u32 block, int lane) {
     u32 bad = 0;
 #pragma unroll 4
-    for (int i = lane * 16; i < UNIT * S::PITCH; i += 512) {
+    for (int i = lane * 16; i < UNIT * S::PITCH * S::BLOCKS; i += 512) {
       u32 x[4];
       asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(block + i) : "memory");
       bad |= Store::nan(x[0]) | Store::nan(x[1]) | Store::nan(x[2]) | Store::nan(x[3]);
@@ -256,7 +279,7 @@ template <class S> struct NarrowTile {
     return __any_sync(~0u, bad != 0);
   }
   // Of keys that have an element that is NaN, scores are NaN.
-  template <int SETS> __device__ static __forceinline__ void spoilScores(float (&s)[GROUPS][SETS][4], u32 keys, int lane) {
+  template <class Store, int SETS> __device__ static __forceinline__ void spoilScores(float (&s)[GROUPS][SETS][4], u32 keys, int lane) {
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
       u32 bad[2] = {0, 0};
@@ -277,7 +300,7 @@ template <class S> struct NarrowTile {
     }
   }
   // Of values that have an element that is NaN, the column is NaN.
-  template <int SETS> __device__ static __forceinline__ void spoilColumns(State& st, u32 values, int lane) {
+  template <class Store, int SETS> __device__ static __forceinline__ void spoilColumns(State& st, u32 values, int lane) {
 #pragma unroll
     for (int n = 0; n < STEPS; n += 2) {
       u32 bad[2] = {0, 0};
@@ -301,8 +324,9 @@ template <class S> struct NarrowTile {
   }
 
   // Merges the keys of a unit into the state. Rows see `limit` of them; `masked` if some row does not see all. look: there may be NaN
-  // that Store makes numbers of. Neighbouring products have different sums, so that none waits.
-  template <Mode MODE> __device__ static __forceinline__ void merge(State& st, const Queries& q, u32 keys, u32 values, u32 scales, int lane, bool masked, const int (&limit)[NarrowTile::SETS][2], bool precise, bool look) {
+  // that Store makes numbers of. `view`, if there is one: what becomes of a set's scores before. Neighbouring products have different
+  // sums, so that none waits.
+  template <Mode MODE, class... View> __device__ static __forceinline__ void merge(State& st, const Queries& q, u32 keys, u32 values, u32 scales, int lane, bool masked, const int (&limit)[NarrowTile::SETS][2], bool precise, bool look, int type, const View&... view) {
     constexpr int SETS = MODE == SIXTEEN ? 2 : 1, MINE = MODE == FEW ? 1 : 2; // MINE: of a set, rows of a lane
     const int g = lane >> 2;
     constexpr int AT_ONCE = SETS == 1 ? 4 : 2; // steps that are in registers together
@@ -311,27 +335,30 @@ template <class S> struct NarrowTile {
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
       for (int set = 0; set < SETS; set++) s[i][set][0] = s[i][set][1] = s[i][set][2] = s[i][set][3] = 0.f;
+    Store::with(type, [&](auto of) {
+      using Store = decltype(of);
 #pragma unroll
-    for (int k = 0; k < STEPS; k += 2) {
-      u32 x[GROUPS][4];
+      for (int k = 0; k < STEPS; k += 2) {
+        u32 x[GROUPS][4];
 #pragma unroll
-      for (int i = 0; i < GROUPS; i++) loadMatrix(x[i], keys + placeOf(i, k, lane));
+        for (int i = 0; i < GROUPS; i++) loadMatrix(x[i], keys + placeOf(i, k, lane));
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        u32 a[GROUPS][4];
+        for (int h = 0; h < 2; h++) {
+          u32 a[GROUPS][4];
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++) Store::split(x[i][2 * h], a[i][0], a[i][2]), Store::split(x[i][2 * h + 1], a[i][1], a[i][3]);
-        const auto multiply = [&](const u32 (&of)[NarrowTile::SETS][STEPS][2]) {
+          for (int i = 0; i < GROUPS; i++) Store::split(x[i][2 * h], a[i][0], a[i][2]), Store::split(x[i][2 * h + 1], a[i][1], a[i][3]);
+          const auto multiply = [&](const u32 (&of)[NarrowTile::SETS][STEPS][2]) {
 #pragma unroll
-          for (int set = 0; set < SETS; set++)
+            for (int set = 0; set < SETS; set++)
 #pragma unroll
-            for (int i = 0; i < GROUPS; i++) MmaF16::mma(s[i][set], a[i], of[set][k + h][0], of[set][k + h][1]);
-        };
-        multiply(q.hi);
-        if (MODE != FEW && precise) multiply(q.lo);
+              for (int i = 0; i < GROUPS; i++) MmaF16::mma(s[i][set], a[i], of[set][k + h][0], of[set][k + h][1]);
+          };
+          multiply(q.hi);
+          if (MODE != FEW && precise) multiply(q.lo);
+        }
       }
-    }
-    if (Store::finds && look && findNaN(keys, lane)) spoilScores<SETS>(s, keys, lane);
+      if (Store::finds && look && findNaN<Store>(keys, lane)) spoilScores<Store, SETS>(s, keys, lane);
+    });
 
     float top[SETS][MINE], scale[GROUPS][2], most = 0.f;
     const float4 keyScales = loadShared4(scales + scaleAt(g)), valueScales = loadShared4(scales + KEYS * 4 + scaleAt(g));
@@ -339,6 +366,26 @@ template <class S> struct NarrowTile {
     for (int set = 0; set < SETS; set++)
 #pragma unroll
       for (int j = 0; j < MINE; j++) top[set][j] = -LEAN_INF;
+    if constexpr (sizeof...(View) > 0) {
+#pragma unroll
+      for (int set = 0; set < SETS; set++) {
+        const auto each = [&](const auto& f) {
+#pragma unroll
+          for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+              for (int j = 0; j < 2; j++) s[i][set][2 * h + j] = f(s[i][set][2 * h + j], j, i * 16 + h * 8);
+        };
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) s[i][set][2 * h + j] = number(s[i][set][2 * h + j]) * (q.factor[set][j] * part(keyScales, 2 * i + h));
+        (view.apply(set, g, each), ...);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
 #pragma unroll
@@ -353,7 +400,7 @@ template <class S> struct NarrowTile {
           for (int j = 0; j < MINE; j++) {
             float& x = s[i][set][2 * h + j];
             if (MODE == FEW) x += s[i][set][2 * h + 1];
-            x = number(x) * (q.factor[set][j] * of);
+            if (sizeof...(View) == 0) x = number(x) * (q.factor[set][j] * of);
             if (masked && key >= limit[set][j]) x = -LEAN_INF;
             top[set][j] = fmaxf(top[set][j], x);
           }
@@ -407,38 +454,41 @@ template <class S> struct NarrowTile {
           }
       }
 
+    Store::with(type, [&](auto of) {
+      using Store = decltype(of);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) {
-      u32 hi[SETS][2], lo[SETS][2];
+      for (int i = 0; i < GROUPS; i++) {
+        u32 hi[SETS][2], lo[SETS][2];
 #pragma unroll
-      for (int set = 0; set < SETS; set++)
+        for (int set = 0; set < SETS; set++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const float x = s[i][set][2 * h], y = MODE == FEW ? x - MmaF16::low(MmaF16::pack(x, 0.f)) : s[i][set][2 * h + 1];
-          parts(x, y, hi[set][h], lo[set][h]);
-          hi[set][h] = transposed(hi[set][h]);
-          if (MODE != FEW) lo[set][h] = transposed(lo[set][h]);
+          for (int h = 0; h < 2; h++) {
+            const float x = s[i][set][2 * h], y = MODE == FEW ? x - MmaF16::low(MmaF16::pack(x, 0.f)) : s[i][set][2 * h + 1];
+            parts(x, y, hi[set][h], lo[set][h]);
+            hi[set][h] = transposed(hi[set][h]);
+            if (MODE != FEW) lo[set][h] = transposed(lo[set][h]);
+          }
+#pragma unroll
+        for (int n = 0; n < STEPS; n += AT_ONCE) {
+          u32 a[AT_ONCE][4];
+#pragma unroll
+          for (int h = 0; h < AT_ONCE; h += 2) {
+            u32 x[4];
+            loadMatrixTransposed(x, values + placeOf(i, n + h, lane));
+            Store::widen(x[0], a[h][0], a[h][1]), Store::widen(x[1], a[h][2], a[h][3]);
+            Store::widen(x[2], a[h + 1][0], a[h + 1][1]), Store::widen(x[3], a[h + 1][2], a[h + 1][3]);
+          }
+          const auto weigh = [&](const u32 (&of)[SETS][2]) {
+#pragma unroll
+            for (int set = 0; set < SETS; set++)
+#pragma unroll
+              for (int h = 0; h < AT_ONCE; h++) MmaF16::mma(st.o[set][n + h], a[h], of[set][0], of[set][1]);
+          };
+          weigh(hi);
+          if (MODE != FEW) weigh(lo);
         }
-#pragma unroll
-      for (int n = 0; n < STEPS; n += AT_ONCE) {
-        u32 a[AT_ONCE][4];
-#pragma unroll
-        for (int h = 0; h < AT_ONCE; h += 2) {
-          u32 x[4];
-          loadMatrixTransposed(x, values + placeOf(i, n + h, lane));
-          Store::widen(x[0], a[h][0], a[h][1]), Store::widen(x[1], a[h][2], a[h][3]);
-          Store::widen(x[2], a[h + 1][0], a[h + 1][1]), Store::widen(x[3], a[h + 1][2], a[h + 1][3]);
-        }
-        const auto weigh = [&](const u32 (&of)[SETS][2]) {
-#pragma unroll
-          for (int set = 0; set < SETS; set++)
-#pragma unroll
-            for (int h = 0; h < AT_ONCE; h++) MmaF16::mma(st.o[set][n + h], a[h], of[set][0], of[set][1]);
-        };
-        weigh(hi);
-        if (MODE != FEW) weigh(lo);
       }
-    }
-    if (Store::finds && look && findNaN(values, lane)) spoilColumns<SETS>(st, values, lane);
+      if (Store::finds && look && findNaN<Store>(values, lane)) spoilColumns<Store, SETS>(st, values, lane);
+    });
   }
 };

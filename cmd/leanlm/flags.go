@@ -179,7 +179,7 @@ func (m *modelFlags) add(f *flags) {
 	matrices["fp8"], matrices["int4"] = la.E4M3, nn.Int4
 	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given; int8, fp8 and int4 round them", matrices)
 	cached["e4m3"], cached["q4"] = la.E4M3, la.Q4
-	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given; q4 is for CPUs", cached)
+	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given", cached)
 	f.integer(&m.options.EdgeLayers, "edge-layers", 0, "with -ctk e4m3, int8 or q4: first `layers`, and last layers, whose keys and values have 16 bits")
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")
 	choice(f, &m.options.Shard, "shard", "how several GPUs share the cache; auto if it is not given", map[string]la.Shard{"auto": la.ShardAuto, "heads": la.ShardHeads, "context": la.ShardContext})

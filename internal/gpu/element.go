@@ -2,7 +2,8 @@ package gpu
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// Types are the element types that kernels know, Halves those of 16 bits. Eights are types of keys and values alone, with scales.
+// Types are the element types that kernels know, Halves those of 16 bits. Eights, and Q4, are types of keys and values alone: Eights have
+// scales, and an element of Q4 is 32 numbers.
 var (
 	Types  = []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	Halves = []attn.DType{attn.Float16, attn.BFloat16}
@@ -19,13 +20,14 @@ var elements = [attn.DTypes]struct {
 	attn.Float32:  {"f32", 8},
 	attn.E4M3:     {"e4m3", 16},
 	attn.Int8:     {"int8", 16},
+	attn.Q4:       {"q4", 16},
 }
 
 // Known says whether kernels know a type, with or without scales.
 func Known(d attn.DType) bool { return d < attn.DTypes && elements[d].name != "" }
 
 // IsTensor says whether kernels know a type of tensors.
-func IsTensor(d attn.DType) bool { return Known(d) && d.Size() > 1 }
+func IsTensor(d attn.DType) bool { return Known(d) && d.Size() > 1 && d.Columns() == 1 }
 
 // Name is a type's in the names of kernels.
 func Name(d attn.DType) string { return elements[d].name }

@@ -24,7 +24,7 @@ func (m *Memory) Check(op, name string, elements int) error {
 	return m.check(op, name, elements, 16, IsTensor)
 }
 
-// CheckStored is Check of keys and values of a cache, which may have a type of [Eights].
+// CheckStored is Check of keys and values of a cache, which may have a type of [Eights], or Q4.
 func (m *Memory) CheckStored(op, name string, elements int) error {
 	return m.check(op, name, elements, 16, Known)
 }

@@ -66,6 +66,10 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 		r.Least = 0x1p-39
 	case kv == la.E4M3 || kv == tensor.Int8: // the same, relative to the largest scale of the values
 		r.Least = 0x1p-35
+	case kv == la.Q4: // queries, which are mixed, and weights of one part if that suffices
+		if r.Least = 0x1p-35; query != tensor.Float32 {
+			r.P, r.Query = reftest.Float16, 0x1p-11
+		}
 	}
 	if p.GPU != nil && p.Rotary != nil { // a rotated key or query may round to a neighbour of the expected number
 		r.Query = max(r.Query, 2*Format(kv).Unit(), 2*Format(query).Unit(), 0x1p-20)

@@ -30,9 +30,10 @@ type builder struct {
 
 // unit is one translation unit.
 type unit struct {
-	name  string
-	files map[string][]byte
-	now   *pack.Manifest // of these files; without images until it is compiled
+	name    string
+	files   map[string][]byte
+	now     *pack.Manifest // of these files; without images until it is compiled
+	targets []string       // of the build's, those that it has images for
 }
 
 func (b *builder) load() (units []*unit, err error) {
@@ -54,7 +55,12 @@ func (b *builder) load() (units []*unit, err error) {
 		if err != nil {
 			return nil, err
 		}
-		units = append(units, &unit{name, files, &pack.Manifest{Need: pack.Need(files[name+".cu"]), Compiler: compiler, Options: options, Sources: pack.Sources(files)}})
+		source := files[name+".cu"]
+		u := &unit{name, files, &pack.Manifest{Need: pack.Need(source), Compiler: compiler, Options: options, Sources: pack.Sources(files)}, nil}
+		if u.targets, err = without(pack.LeftOut(source)); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		units = append(units, u)
 	}
 	return units, nil
 }
@@ -184,6 +190,16 @@ func (b *builder) orphans(units []*unit, found func(name string) error) error {
 	return nil
 }
 
+// without returns targets without some of them.
+func without(some []string) ([]string, error) {
+	for _, arch := range some {
+		if !slices.Contains(targets, arch) {
+			return nil, fmt.Errorf("no images for %q: there are %s", arch, strings.Join(targets, ", "))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(targets), func(arch string) bool { return slices.Contains(some, arch) }), nil
+}
+
 func (b *builder) archsOr(all []string) []string {
 	if len(b.archs) > 0 {
 		return b.archs
@@ -197,9 +213,9 @@ func (b *builder) stale(u *unit) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", u.name, err)
 	}
-	archs := targets
+	archs := u.targets
 	if !b.check {
-		archs = b.archsOr(targets)
+		archs = b.archsOr(u.targets)
 	}
 	if why := old.Stale(u.now, archs); why != "" {
 		return fmt.Errorf("%s is not up to date: %s", u.name, why)
@@ -238,7 +254,7 @@ func (b *builder) compare(u *unit) error {
 	if err != nil {
 		return err
 	}
-	for i, arch := range b.archsOr(targets) {
+	for i, arch := range b.archsOr(u.targets) {
 		at := slices.IndexFunc(old.Images, func(i pack.Image) bool { return i.Arch == arch })
 		if at < 0 {
 			return fmt.Errorf("%s has no image for %s", u.name, arch)
@@ -267,7 +283,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 			return nil, fmt.Errorf("the compiler in %s is NVRTC %s, want %s", b.nvrtc, b.compiler.Version(), version)
 		}
 	}
-	archs := b.archsOr(targets)
+	archs := b.archsOr(u.targets)
 	images = make([][]byte, len(archs))
 	ptx := make([][]byte, len(archs))
 	logs, errs, took := make([]string, len(archs)), make([]error, len(archs)), make([]time.Duration, len(archs))
@@ -334,7 +350,7 @@ func (b *builder) describe(u *unit, archs []string, images [][]byte, logs []stri
 }
 
 func (b *builder) write(u *unit, images [][]byte) error {
-	archs := b.archsOr(targets)
+	archs := b.archsOr(u.targets)
 	archive, err := u.now.Pack(archs, images)
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ func module(t *testing.T, sources, out, name string, change func(*pack.Manifest)
 	for _, arch := range targets {
 		images = append(images, []byte("image "+arch))
 	}
-	u := &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}}
+	u := &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}, targets}
 	if change != nil {
 		change(u.now)
 	}
@@ -91,6 +91,20 @@ func TestManifestNeed(t *testing.T) {
 		if got := units[i].now.Need; got != want {
 			t.Errorf("%s is needed by %q, want %q", units[i].name, got, want)
 		}
+	}
+}
+
+// A unit has images for all architectures but those that its source leaves out.
+func TestUnitTargets(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.cu": "", "b.cu": "// No images for: sm_86, sm_89.\n"})
+	units, err := (&builder{config: &config{sources: dir}}).load()
+	if err != nil || !slices.Equal(units[0].targets, targets) || !slices.Equal(units[1].targets, []string{"sm_80", "sm_90", "compute_90"}) {
+		t.Errorf("%v, %v", units, err)
+	}
+	write(t, dir, map[string]string{"b.cu": "// No images for: sm_86, sm_88.\n"})
+	if _, err := (&builder{config: &config{sources: dir}}).load(); err == nil || !strings.Contains(err.Error(), `b: no images for "sm_88"`) {
+		t.Error(err)
 	}
 }
 

@@ -30,7 +30,7 @@ type State struct {
 	Busy                                 int32
 	failIn, failed                       [64]byte
 	SMs, Shared                          int32 // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	arguments                            [12]struct {
+	arguments                            [14]struct {
 		kernel [32]byte
 		bytes  int32
 	}
@@ -151,7 +151,7 @@ func (s *State) FailOn(gpu int, function string, code int32) {
 }
 
 // Argument sets the size of the only argument of kernels whose names begin with a prefix. The first fitting one of
-// twelve prefixes counts.
+// fourteen prefixes counts.
 func (s *State) Argument(prefix string, bytes int) {
 	for i := range s.arguments {
 		if a := &s.arguments[i]; a.bytes == 0 {
@@ -160,7 +160,7 @@ func (s *State) Argument(prefix string, bytes int) {
 			return
 		}
 	}
-	panic("more than twelve kinds of kernels")
+	panic("more than fourteen kinds of kernels")
 }
 
 // Failed returns the call that failed on demand, "" if none did.

@@ -171,6 +171,12 @@ func TestEmulatedNarrow(t *testing.T) {
 	testNarrowRotary(t, m, 6)
 }
 
+func TestEmulatedNarrowScores(t *testing.T) {
+	testNarrowScores(t, emulatedGPU(t, 3), reftest.Cases(t, 6, 120), 200)
+}
+
+func TestEmulatedFour(t *testing.T) { testFour(t, emulatedGPU(t, 3), reftest.Cases(t, 8, 200), 200) }
+
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }

@@ -20,7 +20,7 @@ type Engine struct {
 	append                        *cuda.Function
 	gatherPrefixes, mergePrefixes *cuda.Function    // nil before first use
 	rotary, appendNarrow          *cuda.Function    // nil before first use
-	appendLatent                  *cuda.Function    // nil before first use
+	appendLatent, appendFour      *cuda.Function    // nil before first use
 	spread                        [2]*cuda.Function // before and after attention; nil before first use
 	closed                        atomic.Bool
 	printed                       printed // kernels of variants

@@ -187,10 +187,13 @@ func (p *Plan) storeGrouped(s *cuda.Stream, to *Pages, r *rotaryParams, buffers 
 	return nil
 }
 
-// storeScaled queues the storing of new keys and values in pages with scales.
-func (p *Plan) storeScaled(s *cuda.Stream, to *Pages, r *rotaryParams, buffers ...*cuda.Buffer) error {
-	if isGrouped(&p.form.geometry) {
+// storeCoded queues the storing of new keys and values in pages of isCoded.
+func (p *Plan) storeCoded(s *cuda.Stream, to *Pages, r *rotaryParams, buffers ...*cuda.Buffer) error {
+	switch g := &p.form.geometry; {
+	case isGrouped(g):
 		return p.storeGrouped(s, to, r, buffers...)
+	case isFour(g):
+		return p.storeFour(s, to, r, buffers...)
 	}
 	return p.storeNarrow(s, to, r, buffers...)
 }

@@ -180,7 +180,7 @@ func (m *machine) newGrouped(t testing.TB, rng *rand.Rand, in reftest.Inputs, sh
 		for h := range p.KVHeads {
 			for j := range s.Keys {
 				key := p.Key(i, j, h)
-				(&narrowProblem{problem: p}).spread(rng, key, newType)
+				spreadRow(rng, key, newType)
 				at := (int(s.Pages[j/page])*p.KVHeads+h)*page + j%page // the token's number
 				token := j - (s.Keys - s.Queries)
 				if p.append && token >= 0 {

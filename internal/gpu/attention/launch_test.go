@@ -38,6 +38,8 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s.Argument(latentAppendEntry, int(unsafe.Sizeof(latentAppend{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("narrow_", int(unsafe.Sizeof(narrowParams{})))
+	s.Argument(fourEntry, int(unsafe.Sizeof(rotaryParams{})))
+	s.Argument("q4_", int(unsafe.Sizeof(narrowParams{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
 	s.Argument("prefix_gather", int(unsafe.Sizeof(prefixGatherParams{})))
@@ -59,6 +61,8 @@ func (k *launches) check(l enginetest.Launch) {
 		k.narrowAppend(&l)
 	case strings.HasPrefix(l.Kernel, "narrow_"):
 		k.narrow(&l)
+	case l.Kernel == fourEntry, strings.HasPrefix(l.Kernel, "q4_"):
+		k.four(&l)
 	case strings.HasPrefix(l.Kernel, "latent_any_"), strings.HasPrefix(l.Kernel, "any_"):
 		k.latentAny(&l)
 	case l.Kernel == latentAppendEntry:

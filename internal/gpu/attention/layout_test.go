@@ -49,7 +49,10 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"attn_narrow_tile.cuh": {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int KEYS = 64, PITCH = D, RING = 192 << 10; #else static constexpr int KEYS = 32, PITCH = 128, RING = 128 << 10; #endif",
-			"constexpr int SLOT = 2 * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = RING / SLOT * SCALES;",
+			"constexpr int SLOT = 2 * BLOCKS * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = RING / SLOT * SCALES;",
+		},
+		"attn_q4.cuh": {
+			"constexpr int ROW = 256, BYTES = LOOKED_UP ? 256 * ROW : 0;", "RING = FourBits::LOOKED_UP ? 80 << 10 : 128 << 10; static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH, SLOT = 2 * BLOCK, SCALES = 0, QUERY = FourBits::BYTES;",
 		},
 		"attn_latent_any.cuh": { // latentAnyConfig
 			"KEYS = 16; using Place", "ROWS = 32", "D = APART ? 256 : 512, WIDTH = D;", "MOST_DIM = APART ? 256 : 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",
@@ -170,6 +173,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_dropout.cuh", "DropoutParams", dropoutParams{}},
 		{"kernels/attn_narrow.cuh", "NarrowParams", narrowScales{}},
 		{"kernels/attn_narrow.cuh", "NarrowLaunchParams", narrowParams{}},
+		{"kernels/attn_narrow_variant.cuh", "NarrowScoredParams", narrowScoredParams{}},
 		{"kernels/attn_narrow_append.cuh", "NarrowAppendParams", narrowAppend{}},
 		{"kernels/attn_latent_any.cuh", "LatentAnyParams", latentAnyParams{}},
 		{"kernels/attn_latent_columns.cuh", "LatentColumnsParams", latentColumnsParams{}},

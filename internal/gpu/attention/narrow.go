@@ -14,8 +14,7 @@ import (
 // narrowScales is struct NarrowParams.
 type narrowScales struct {
 	keyScales, valueScales uint64 // addresses
-	scales                 int32
-	_                      [4]byte
+	scales, dtype          int32
 }
 
 // narrowParams is struct NarrowLaunchParams.
@@ -28,6 +27,17 @@ type narrowParams struct {
 	_          [(mapAlign - (unsafe.Sizeof(Params{})+unsafe.Sizeof(meetParams{})+8+unsafe.Sizeof(narrowScales{}))%mapAlign) % mapAlign]byte
 }
 
+// narrowScoredParams is struct NarrowScoredParams.
+type narrowScoredParams struct {
+	keyMap, valueMap cuda.TensorMap
+	Params
+	score      scoreParams
+	meet       meetParams
+	prefetched uint64 // as in narrowParams
+	narrow     narrowScales
+	_          [(mapAlign - (unsafe.Sizeof(Params{})+unsafe.Sizeof(scoreParams{})+unsafe.Sizeof(meetParams{})+8+unsafe.Sizeof(narrowScales{}))%mapAlign) % mapAlign]byte
+}
+
 // narrowAppend is struct NarrowAppendParams.
 type narrowAppend struct {
 	rotary                 rotaryParams
@@ -38,6 +48,7 @@ type narrowAppend struct {
 // narrowed has the parameters of a plan's launches.
 type narrowed struct {
 	run    narrowParams
+	scored narrowScoredParams
 	append narrowAppend
 }
 
@@ -59,6 +70,8 @@ func supportsScales(op string, g *attn.Problem) error {
 		return gpu.Errorf(op, attn.ErrUnsupported, "keys of %v with %v, and values of %v with %v: they must be alike", k.DType, k.Scales, v.DType, v.Scales)
 	case isGrouped(g):
 		return supportsGrouped(op, g)
+	case isFour(g):
+		return supportsFour(op, g)
 	case !isNarrow(g):
 		return nil
 	case k.Scales > attn.ScalesByToken:
@@ -106,26 +119,34 @@ func (p *Plan) runNarrow(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err != nil {
 		return err
 	}
-	a := &p.params
-	p.narrowed.run = narrowParams{
-		keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet,
-		narrow: narrowScales{keyScales: o.Pages[0].Scales.Address(), valueScales: o.Pages[1].Scales.Address(), scales: int32(p.form.geometry.Pages.Key().Scales)},
-	}
+	a, g := &p.params, &p.form.geometry
+	scales := narrowScales{keyScales: o.Pages[0].Scales.AddressOr0(), valueScales: o.Pages[1].Scales.AddressOr0(), scales: int32(g.Pages.Key().Scales), dtype: gpu.Code(g.Pages.Key().DType)}
+	prefetched := uint64(0)
 	if p.form.walks {
-		p.narrowed.run.prefetched = a.prefetched
+		prefetched = a.prefetched
 	}
 	p.args.Reset()
-	cuda.Struct(&p.args, &p.narrowed.run)
+	if k.scored {
+		p.narrowed.scored = narrowScoredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, score: p.scoresOf(g, o, k), meet: a.meet, prefetched: prefetched, narrow: scales}
+		cuda.Struct(&p.args, &p.narrowed.scored)
+	} else {
+		p.narrowed.run = narrowParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, prefetched: prefetched, narrow: scales}
+		cuda.Struct(&p.args, &p.narrowed.run)
+	}
 	p.hold(o)
 	return k.functions[0].Launch(s, grid, &p.args)
+}
+
+// rowBlocks returns the number of thread blocks for each row of new tokens, whose warps take a row of a head at a time.
+func (p *Plan) rowBlocks(r *rotaryParams) int {
+	const warps = appendThreads / 32
+	return max(min(attn.Ceil(int(r.queryHeads)+2*p.form.geometry.KVHeads, warps), 2*p.engine.blocks/p.form.rows), 1)
 }
 
 // storeNarrow queues the storing of new keys and values in pages with scales. r has the parameters of packAppend, and those
 // of a rotary embedding if the plan has one. Buffers are those of its operands.
 func (p *Plan) storeNarrow(s *cuda.Stream, to *Pages, r *rotaryParams, buffers ...*cuda.Buffer) error {
-	g, rows := &p.form.geometry, p.form.rows
-	const warps = appendThreads / 32 // each takes a row of a head at a time
-	each := max(min(attn.Ceil(int(r.queryHeads)+2*g.KVHeads, warps), 2*p.engine.blocks/rows), 1)
+	g, rows, each := &p.form.geometry, p.form.rows, p.rowBlocks(r)
 	a := &p.narrowed.append
 	*a = narrowAppend{rotary: *r, keyScales: to[0].Scales.Address(), valueScales: to[1].Scales.Address(), scales: int32(g.Pages.Key().Scales), pageTokens: int32(g.PageTokens)}
 	a.rotary.each = int32(each)

@@ -12,9 +12,10 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/half"
 )
 
-// BenchmarkGPUNarrow measures decode attention to keys and values of 8 bits beside that to float16, in turn: the medians of 15
+// BenchmarkGPUNarrow measures decode attention to keys and values of 8 and of 4 bits beside that to float16, in turn: the medians of 15
 // graphs of 8 launches. The launches read different keys, more than the L2 cache holds.
 func BenchmarkGPUNarrow(b *testing.B) {
 	m := realGPU(b)
@@ -49,6 +50,7 @@ func BenchmarkGPUNarrow(b *testing.B) {
 					Query: attn.PackedRows(c.heads, c.dim), Out: attn.PackedRows(c.heads, c.dim), LSE: attn.PackedRows(c.heads, 1)}
 				g.Pages = attn.Separate(kv, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}).Packed(c.kv, c.page)
 				g.Pages.Planes[0].Scales, g.Pages.Planes[1].Scales = kind, kind
+				g.Pages.Planes[0].Mixed = kv == attn.Q4
 				n := c.batch * c.keys * c.kv * tokenBytes(&g)
 				layers := min(attn.Ceil(300<<20, n)+1, launches)
 				var all []Pages
@@ -57,6 +59,10 @@ func BenchmarkGPUNarrow(b *testing.B) {
 					for i := range 2 {
 						if kv == attn.Float16 {
 							pages[i].Data = keep(m.noise(b, rng, elements, kv))
+							continue
+						}
+						if kv == attn.Q4 {
+							pages[i].Data = keep(m.bytes(b, rng, elements/half.Q4Columns, kv, noise))
 							continue
 						}
 						pages[i].Data = keep(m.bytes(b, rng, elements, kv, noise))
@@ -83,6 +89,7 @@ func BenchmarkGPUNarrow(b *testing.B) {
 					contender(kv, kind)
 				}
 			}
+			contender(attn.Q4, attn.NoScales)
 			took := make([][]time.Duration, len(runs))
 			for range 15 {
 				for i, run := range runs {
@@ -105,22 +112,31 @@ func BenchmarkGPUNarrow(b *testing.B) {
 	}
 }
 
-// bytes takes memory for elements of 8 bits, which repeat after a while.
+// bytes takes memory for elements of 8 or 4 bits, which repeat after a while.
 func (m *machine) bytes(b *testing.B, rng *rand.Rand, n int, kv attn.DType, noise map[attn.DType][]byte) gpu.Memory {
 	x := noise[kv]
 	if x == nil {
-		x = make([]byte, 1<<22)
+		x = make([]byte, 18<<18)
 		for i := range x {
+			if kv == attn.Q4 {
+				if x[i] = byte(rng.Uint32()); i%18 == 16 {
+					x[i] = 0
+				} else if i%18 == 17 {
+					x[i] = 0x3c // a scale of 2^-7
+				}
+				continue
+			}
 			if x[i] = bitsOf(kv, 30*rng.NormFloat64()); kv == attn.E4M3 {
 				x[i] = bitsOf(kv, 112*rng.NormFloat64())
 			}
 		}
 		noise[kv] = x
 	}
-	buffer, err := m.Dev.NewBuffer(int64(n))
+	size := n * kv.Size()
+	buffer, err := m.Dev.NewBuffer(int64(size))
 	noError(b, err)
-	for at := 0; at < n; at += len(x) {
-		noError(b, buffer.Upload(int64(at), x[:min(len(x), n-at)]))
+	for at := 0; at < size; at += len(x) {
+		noError(b, buffer.Upload(int64(at), x[:min(len(x), size-at)]))
 	}
 	return gpu.Memory{Buffer: buffer, DType: kv, Len: n}
 }

@@ -58,7 +58,8 @@ func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, sha
 	var nan byte
 	n.eight, nan = eightOf(kv)
 
-	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Scale: p.Scale, Mask: p.Mask, PageTokens: page}
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Scale: p.Scale, Mask: p.Mask, Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)}, PageTokens: page}
+	p.putSinks(m, t)
 	g := &p.geometry
 	g.Pages = attn.Separate(kv, p.Dim, p.Dim, attn.PageStrides{}, attn.PageStrides{}).Packed(p.KVHeads, page)
 	for i := range 2 {
@@ -69,7 +70,7 @@ func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, sha
 	p.append = rng.IntN(2) == 0
 	for i := range p.Queries {
 		rows += rng.IntN(3)
-		p.seqs = append(p.seqs, attn.Sequence{Row: rows, Queries: p.Queries[i], Keys: p.Keys[i]})
+		p.seqs = append(p.seqs, attn.Sequence{Row: rows, Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)})
 		rows += p.Queries[i]
 		need += attn.Ceil(p.Keys[i], page)
 		p.append = p.append && p.Keys[i] >= p.Queries[i]
@@ -101,7 +102,7 @@ func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, sha
 			var ofPage [2]float64
 			for j := range s.Keys {
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
-					n.spread(rng, row, newType)
+					spreadRow(rng, row, newType)
 					var scale float64
 					switch kind {
 					case attn.ScalesByHead:
@@ -113,6 +114,14 @@ func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, sha
 						scale = ofPage[which]
 					default:
 						scale = n.eight.Scale(row)
+					}
+					if first := p.First(i, 0); p.Queries[i] > 0 && j >= p.SinkKeys(i, 0) && j < first { // elements and scales that no query sees are NaN
+						if kind == attn.ScalesByPage && first < min(j-j%page+page, s.Keys) { // later tokens have this one
+							at := g.Pages.Planes[which].ScaleOf(int(s.Pages[j/page]), h, 0, p.KVHeads, page)
+							enginetest.Put(n.wants[which], at, attn.Float32, scale)
+							enginetest.Put(scales[which], at, attn.Float32, scale)
+						}
+						continue
 					}
 					at := int(s.Pages[j/page])
 					of := g.Pages.Planes[which].ScaleOf(at, h, j%page, p.KVHeads, page)
@@ -155,8 +164,8 @@ func (m *machine) newNarrow(t testing.TB, rng *rand.Rand, in reftest.Inputs, sha
 	return n
 }
 
-// spread gives a row another magnitude now and then, zeros, or an outlier, in numbers of a type.
-func (n *narrowProblem) spread(rng *rand.Rand, row []float64, t attn.DType) {
+// spreadRow gives a row another magnitude now and then, zeros, or an outlier, in numbers of a type.
+func spreadRow(rng *rand.Rand, row []float64, t attn.DType) {
 	by := 1.0
 	switch rng.IntN(12) {
 	case 0:
@@ -182,7 +191,7 @@ func (n *narrowProblem) pages() Pages {
 }
 
 func (n *narrowProblem) operands() *Operands {
-	return &Operands{Q: n.q, Out: n.o, LSE: n.lse, Pages: n.pages()}
+	return &Operands{Q: n.q, Out: n.o, LSE: n.lse, Pages: n.pages(), Sinks: n.sinks}
 }
 
 // run builds, uploads and runs the problem.
@@ -246,6 +255,9 @@ func testNarrow(t *testing.T, m *machine, count, longest int) {
 	plan := m.engine.NewPlan()
 	for i := range count {
 		kv, kind, dim := gpu.Eights[i%2], attn.ScalesByHead+attn.Scales(i%3), []int{64, 128}[i/2%2]
+		if i%8 == 7 && m.engine.hasEpilogue() {
+			dim = 256
+		}
 		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
 		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
 		for range enginetest.Pick(rng, 1, 2, 3) {
@@ -253,10 +265,58 @@ func testNarrow(t *testing.T, m *machine, count, longest int) {
 			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 31, 63, 64, 65, 127, 129, rng.IntN(longest)))
 		}
 		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
-		p := m.newNarrow(t, rng, in, s, kv, kind, (1+64/dim)*enginetest.Pick(rng, 1, 3, 8, 8, 12, 32, 64, 256))
+		p := m.newNarrow(t, rng, in, s, kv, kind, max(128/dim, 1)*enginetest.Pick(rng, 1, 3, 8, 8, 12, 32, 64, 256))
 		p.randomSchedule()
 		p.geometry.Unfused = false
 		p.run(t, m, plan)
+		p.check(t)
+		if t.Failed() {
+			t.Fatalf("case %d, %v inputs, %v: %v, schedule %+v", i, in, kind, p, p.geometry)
+		}
+		p.free(t)
+	}
+	noError(t, plan.Close())
+}
+
+// testNarrowScores runs random problems with masks other than causal and score modifications: windows over pages of all sizes, sink
+// tokens, trees, sinks, soft caps and slopes.
+func testNarrowScores(t *testing.T, m *machine, count, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i := range count {
+		kv, kind, dim := gpu.Eights[i%2], attn.ScalesByHead+attn.Scales(i%3), []int{64, 128}[i/2%2]
+		if i%4 == 3 && m.engine.hasEpilogue() {
+			dim = 256
+		}
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: i%4 != 0}}
+		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
+		for range enginetest.Pick(rng, 1, 2, 3) {
+			queries := enginetest.Pick(rng, 0, 1, 1, 1, 2, 3, 9)
+			s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+enginetest.Pick(rng, 0, 1, 15, 64, 129, rng.IntN(longest)))
+		}
+		switch i / 2 % 3 {
+		case 0:
+			if s.Window = enginetest.Pick(rng, 1, 16, 33, 63, 64, 65, 100); rng.IntN(2) == 0 {
+				s.SinkTokens = enginetest.Pick(rng, 1, 4, 16, 31, 33, 64, 70)
+			}
+			if rng.IntN(2) == 0 {
+				s.SoftCap = 1 + 5*rng.Float64()
+			}
+		case 1:
+			s = reftest.RandomScoreMods(rng, s)
+		default:
+			if s = reftest.RandomTrees(rng, s); rng.IntN(2) == 0 {
+				s = reftest.RandomSinks(rng, s)
+			}
+		}
+		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
+		p := m.newNarrow(t, rng, in, s, kv, kind, max(128/dim, 1)*enginetest.Pick(rng, 1, 3, 8, 8, 12, 32, 64, 256))
+		p.randomSchedule()
+		p.geometry.Unfused = false
+		p.run(t, m, plan)
+		if !plan.form.kernel.scored {
+			t.Fatalf("%v goes to %v", p, plan.form.kernel.entries)
+		}
 		p.check(t)
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs, %v: %v, schedule %+v", i, in, kind, p, p.geometry)
@@ -345,7 +405,7 @@ func (k *launches) narrow(l *enginetest.Launch) {
 func (k *launches) narrowAppend(l *enginetest.Launch) {
 	a := (*narrowAppend)(unsafe.Pointer(&l.Arg[0]))
 	of := &a.rotary.Append
-	if a.rotary.each < 1 || l.Blocks%int(a.rotary.each) != 0 || l.Threads != appendThreads || of.dim%4 != 0 || of.dim > 128 || a.keyScales == 0 || a.valueScales == 0 || a.pageTokens < 1 ||
+	if a.rotary.each < 1 || l.Blocks%int(a.rotary.each) != 0 || l.Threads != appendThreads || of.dim%4 != 0 || of.dim > 256 || a.keyScales == 0 || a.valueScales == 0 || a.pageTokens < 1 ||
 		of.headRows != a.pageTokens || of.slots == 0 || of.keys == 0 || of.values == 0 {
 		k.t.Errorf("%d blocks of %d threads: %+v", l.Blocks, l.Threads, a)
 	}
@@ -410,7 +470,7 @@ func TestNarrowRefused(t *testing.T) {
 	g.Pages.Planes[0].Scales, g.Pages.Planes[1].Scales = attn.ScalesByToken, attn.ScalesByToken
 	noError(t, HasKernel(&g))
 	for text, change := range map[string]func(*attn.Problem){
-		"a window of 5 keys":           func(g *attn.Problem) { g.Window, g.Causal = 5, true },
+		"a bias":                       func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} },
 		"batch invariance":             func(g *attn.Problem) { g.Invariant = true },
 		"unfused attention":            func(g *attn.Problem) { g.Unfused = true },
 		"head dim 80 is not supported": func(g *attn.Problem) { *g = narrowDim(*g, 80) },
@@ -441,6 +501,7 @@ func narrowDim(g attn.Problem, dim int) attn.Problem {
 func TestGPUNarrow(t *testing.T) {
 	m := realGPU(t)
 	testNarrow(t, m, enginetest.OrShort(400, 60), enginetest.OrShort(5000, 500))
+	testNarrowScores(t, m, enginetest.OrShort(300, 60), enginetest.OrShort(5000, 500))
 	testNarrowNaN(t, m)
 	testNarrowRotary(t, m, enginetest.OrShort(40, 12))
 }

@@ -251,6 +251,9 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if err := p.engine.loadGrouped(&g); err != nil {
 		return err
 	}
+	if err := p.engine.loadFour(&g); err != nil {
+		return err
+	}
 	var scores int64
 	if form.kernel.family == &unfusedFamily {
 		if scores, err = p.scores(op, &g, need.scores); err != nil {
@@ -447,7 +450,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	for range rows {
 		p.slots.data = append(p.slots.data, -1)
 	}
-	pageRows, detailed := int64(g.Pages.Planes[0].At.Page/g.Pages.Key().Dim), hasDetails(g)
+	pageRows, detailed := int64(g.Pages.Planes[0].At.Page/g.Pages.Key().Elements()), hasDetails(g)
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Queries == 0 {

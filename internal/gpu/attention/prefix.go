@@ -113,7 +113,7 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 // shareable returns the features with which sequences can share prefixes. Merging takes values of any width.
 func shareable(g *attn.Problem) attn.Feature {
 	if !g.Pages.InKeys() {
-		return attn.Shareable
+		return attn.Shareable | attn.Scaled | attn.MixedKeys
 	}
 	return attn.Shareable | attn.ValuesInKeys | attn.OtherValueDim | attn.SeveralPlanes | attn.SeveralTypes | attn.Scaled
 }

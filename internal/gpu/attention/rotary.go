@@ -49,7 +49,7 @@ func rotates(g *attn.Problem) bool { return g.Rotary != attn.Rotary{} }
 func (e *Engine) loadRotary(g *attn.Problem) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
-	if !rotates(g) || isScaled(g) || e.rotary != nil {
+	if !rotates(g) || isCoded(g) || e.rotary != nil {
 		return nil
 	}
 	m, err := gpu.Module(e.dev, appendUnit)
@@ -123,8 +123,8 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	for i := range g.Rotary.Turns.Len() {
 		r.turns[i] = g.Rotary.Turns.Of(i)
 	}
-	if isScaled(g) {
-		if err := p.storeScaled(s, &to, r, newK.Buffer, newV.Buffer, q.Buffer, rotated.Buffer); err != nil {
+	if isCoded(g) {
+		if err := p.storeCoded(s, &to, r, newK.Buffer, newV.Buffer, q.Buffer, rotated.Buffer); err != nil {
 			return err
 		}
 		p.rotatedQ = rotated

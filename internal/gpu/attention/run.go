@@ -67,10 +67,10 @@ func (p *Plan) checkPages(op string, pages *Pages) error {
 	k, v := &pages[0].Data, &pages[g.Pages.Value.Plane].Data
 	need, needV := 0, 0
 	if p.lastPage >= 0 {
-		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.Planes[0].Dim)
-		needV = g.Pages.ValuePlane().At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.ValuePlane().Dim)
+		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.Planes[0].Elements())
+		needV = g.Pages.ValuePlane().At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Pages.ValuePlane().Elements())
 	}
-	if rows := max(k.Len/g.Pages.Key().Dim, v.Len/g.Pages.ValuePlane().Dim); rows > mostKeyRows {
+	if rows := max(k.Len/g.Pages.Key().Elements(), v.Len/g.Pages.ValuePlane().Elements()); rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; kernels support %d", rows, mostKeyRows)
 	}
 	if err := k.CheckStored(op, "k", need); err != nil {
@@ -250,8 +250,8 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	shape := e.shapeOf(p.form.kernel, g.Dim)
 	c, _ := e.configure(shape, p.form.kernel.configured(p.form.tileRows)) // choose has found the configuration
 	a := &p.params
-	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
-	if e.hasCopyEngine() {
+	box := boxOf(shape.keys, p.form.paged || isFour(g), g.PageTokens)
+	if e.hasCopyEngine() && !isFour(g) {
 		key, value := p.form.spread.rows(g)
 		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, key, box); err != nil {
 			return grid, err
@@ -303,7 +303,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
-	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Pages.Key().Dim), int32(g.Pages.Planes[0].At.Head/g.Pages.Key().Dim), int32(g.PageTokens)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Pages.Key().Elements()), int32(g.Pages.Planes[0].At.Head/g.Pages.Key().Elements()), int32(g.PageTokens)
 	group := g.Group()
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
@@ -351,8 +351,8 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
-	if isScaled(&p.form.geometry) {
-		return p.storeScaled(s, &to, &rotaryParams{Append: p.newRows}, newK.Buffer, newV.Buffer)
+	if isCoded(&p.form.geometry) {
+		return p.storeCoded(s, &to, &rotaryParams{Append: p.newRows}, newK.Buffer, newV.Buffer)
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)
@@ -409,7 +409,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	}
 	p.newRows = appendParams{
 		newKeys: newK.Address(), keys: k.Address(), slots: p.appending().Slots,
-		headRows: int32(g.Pages.Planes[0].At.Head / g.Pages.Key().Dim), heads: int32(g.KVHeads), dim: int32(dim),
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Pages.Key().Elements()), heads: int32(g.KVHeads), dim: int32(dim),
 		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(heads * dim),
 	}
 	p.newValues = appendParams{}

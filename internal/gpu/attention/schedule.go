@@ -77,7 +77,7 @@ func (p *Plan) worth(g *attn.Problem, workers, longest, box int) int {
 		return workers
 	}
 	outputs, tile := max(int(p.sched.Outputs()), 1), tileTokens(g)*tokenBytes(g)
-	if p.engine.blockEach(outputs, workers, min(longest, 1<<18)*tile, min(2, g.Pages.Key().DType.Size())*box*g.Dim) {
+	if p.engine.blockEach(outputs, workers, min(longest, 1<<18)*tile, box*min(2*g.Dim, g.Pages.Key().Elements()*g.Pages.Key().DType.Size())) {
 		return outputs
 	}
 	return max(outputs, int(min(p.sched.Tiles()*int64(tile)/least, int64(workers))))

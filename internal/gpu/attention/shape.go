@@ -60,12 +60,13 @@ type shape struct {
 	query   int  // bytes of queries in shared memory, or of scales
 	width   int  // floats between rows of a state in shared memory
 	apart   bool // each copy has one column block
+	pairs   bool // two consumer warps share chunks, where there are epilogue warps
 }
 
 // shape returns the shape for the engine's GPU. From 9.0 on chunks are larger.
 func (e *Engine) shape(element attn.DType, dim int) shape {
-	s := shape{element: element, dim: dim, keys: gpu.Depth(element), ring: RingBytes, width: dim + 8}
-	row, more := dim*element.Size(), 1
+	s := shape{element: element, dim: dim, keys: gpu.Depth(element), ring: RingBytes, width: dim + 8, pairs: element.Size() == 1 || element == attn.Q4}
+	row, more := dim/element.Columns()*element.Size(), 1
 	if e.hasCopyEngine() {
 		more = 2
 		if row > 128 {
@@ -79,7 +80,16 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 		s.keys *= more
 	}
 	s.blocks = (row + 127) / 128
+	if s.pairs {
+		s.keys = 32 * more
+	}
 	s.slot = 2 * s.blocks * s.keys * 128
+	if element == attn.Q4 {
+		if s.slot, s.ring = 2*s.keys*row, RingBytes; e.hasEpilogue() {
+			s.ring, s.query = 80<<10, 64<<10 // a table
+		}
+		return s
+	}
 	if element.Size() == 1 {
 		if e.hasCopyEngine() {
 			s.slot, s.ring = 2*s.keys*dim, wideRingBytes
@@ -113,10 +123,9 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 // blocks of a chunk, unless each copy has one. What a box has beside an array is zeros.
 func (s *shape) tiles(of columns, rows, box int) cuda.Tiles {
 	size := s.element.Size()
-	if size == 1 { // lines of 128 bytes, each one key or two, as elements of 16 bits
-		of := 128 / s.dim
-		lines := uint64(max(rows/of, 1))
-		return cuda.Tiles{ElementBytes: 2, Dims: [3]uint64{64, lines, 1}, Strides: [2]uint64{128, 128 * lines}, Box: [3]uint32{64, uint32(box / of), 1}}
+	if size == 1 { // lines of 128 bytes, each one key, or two, or half of one, as elements of 16 bits
+		lines := uint64(max(rows*s.dim/128, 1))
+		return cuda.Tiles{ElementBytes: 2, Dims: [3]uint64{64, lines, 1}, Strides: [2]uint64{128, 128 * lines}, Box: [3]uint32{64, uint32(box * s.dim / 128), 1}}
 	}
 	row, column := uint64(int(of.dim)*size), 128/size
 	t := cuda.Tiles{ElementBytes: size, Box: [3]uint32{uint32(column), uint32(box), 1}}
@@ -193,7 +202,7 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			c := config{warps: warps, slots: warps * stages, buffers: buffers, threads: warps * 32}
 			c.parts = max(bits.Len(uint(warps/rows))-1, 0)
 			if e.hasEpilogue() {
-				if c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32; s.element.Size() == 1 {
+				if c.threads = (ConsumerWarps + producerWarps + epilogueWarps) * 32; s.pairs {
 					c.threads += ConsumerWarps * 32 // two share chunks
 				}
 			} else if e.hasCopyEngine() {

@@ -60,7 +60,7 @@ func (s *spreads) on() bool { return s.width > 0 }
 // spreadsOf returns the spreads of a problem, for the narrowest kernel that the copy engine can serve.
 func spreadsOf(g *attn.Problem) (s spreads) {
 	has := g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim)
-	if has || g.Pages.InKeys() || g.Pages.KeyPlanes != 1 || g.Features()&(attn.Scaled|attn.SeveralTypes) != 0 {
+	if has || g.Pages.InKeys() || g.Pages.KeyPlanes != 1 || g.Features()&(attn.Scaled|attn.SeveralTypes|attn.MixedKeys) != 0 {
 		return s
 	}
 	for _, width := range headDims {

@@ -70,7 +70,7 @@ var (
 	// decodeFamily: thread blocks have ranges of LeanTiles. Output tiles have 16 rows.
 	decodeFamily = kernelFamily{shared: true, fits: decodeFits, run: (*Plan).runDecode}
 
-	// narrowFamily: as decodeFamily, and elements of pages have scales.
+	// narrowFamily: as decodeFamily, and elements of pages have 8 bits and scales, or 4 bits.
 	narrowFamily = kernelFamily{shared: true, fits: narrowFits, run: (*Plan).runNarrow}
 
 	// latentFamily: as decodeFamily, and values are the first elements of keys. Output tiles have up to 64 rows.
@@ -138,6 +138,8 @@ const (
 	latentAnyUnit      = "latent_any"
 	anyUnit            = "any"
 	narrowUnit         = "attn_narrow"
+	narrowVariantUnit  = "attn_narrow_variant"
+	fourUnit           = "attn_q4"
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
@@ -145,13 +147,14 @@ const (
 	writtenEnd         = "_written" // and with a user's variant, before they have been compiled
 )
 
-// Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages without scales. narrowEntry, in
-// narrowUnit, is for pages with scales, and latentAppendEntry, in latentAnyUnit, for those of isGrouped. rotaryEntry applies a rotary
-// embedding, and so do the latter two if the plan has one.
+// Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages of numbers. narrowEntry, in
+// narrowUnit, is for pages with scales, fourEntry, in fourUnit, for those of isFour, and latentAppendEntry, in latentAnyUnit, for those
+// of isGrouped. rotaryEntry applies a rotary embedding, and so do the latter three if the plan has one.
 const (
 	appendEntry = "append_rows"
 	rotaryEntry = "append_rotated"
 	narrowEntry = "append_narrow"
+	fourEntry   = "append_q4"
 
 	latentAppendEntry = "append_latent"
 )
@@ -171,7 +174,7 @@ const prefillRows = BlockRows + 1
 var headDims = []int{64, 80, 96, 128, 256}
 
 // table has a line for each kernel.
-var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), latentLines(), anyLines(), unfusedLines())
+var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), fourLines(), latentLines(), anyLines(), unfusedLines())
 
 // prefillTiles are the output tiles of prefill kernels of one head dim.
 type prefillTiles struct {
@@ -313,12 +316,31 @@ func decodeLines() (lines []kernel) {
 // narrowLines returns the lines of the kernels for keys and values of 8 bits.
 func narrowLines() (lines []kernel) {
 	for _, kv := range gpu.Eights {
-		for _, dim := range []int{64, 128} {
-			lines = append(lines, kernel{
+		for _, dim := range []int{64, 128, 256} {
+			of := kernel{
 				family: &narrowFamily, unit: narrowUnit, entries: []string{fmt.Sprintf("narrow_%s_%d", gpu.Name(kv), dim)}, kv: kv, dims: []int{dim},
 				pages: true, capability: ampere, tile: tile{rows: BlockRows}, features: decodeFeatures | attn.Scaled, needs: attn.Scaled,
-			})
+			}
+			if dim < 256 {
+				lines = append(lines, of)
+			} else {
+				of.capability = hopper
+			}
+			of.unit, of.entries, of.scored, of.changes = narrowVariantUnit, []string{fmt.Sprintf("narrow_%d", dim) + variantEnd}, true, true
+			of.features |= scoredFeatures &^ attn.AddedBias
+			lines = append(lines, of)
 		}
+	}
+	return lines
+}
+
+// fourLines returns the lines of the kernels for keys and values of 4 bits.
+func fourLines() (lines []kernel) {
+	for _, dim := range []int{64, 128} {
+		lines = append(lines, kernel{
+			family: &narrowFamily, unit: fourUnit, entries: []string{fmt.Sprintf("q4_%d", dim)}, kv: attn.Q4, dims: []int{dim},
+			pages: true, capability: ampere, tile: tile{rows: BlockRows}, features: decodeFeatures | attn.MixedKeys,
+		})
 	}
 	return lines
 }
@@ -468,16 +490,17 @@ func spreadsIn(kernels []kernel, g *attn.Problem) spreads {
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	k := g.Pages.Key()
+	row, value := k.Elements(), g.ValueDim/g.Pages.ValuePlane().DType.Columns()
 	switch {
 	case isOdd(g):
 		return bad("query strides %+v, output strides %+v: with head dim %d and values of %d they must be multiples of 4", g.Query, g.Out, g.Dim, g.ValueDim)
-	case k.At.Row != k.Dim:
+	case k.At.Row != row:
 		return bad("keys are %d elements apart; they must be contiguous", k.At.Row)
-	case k.At.Page%k.Dim != 0 || k.At.Head%k.Dim != 0:
+	case k.At.Page%row != 0 || k.At.Head%row != 0:
 		return bad("key strides %+v are no multiples of the head dim %d", k.At, k.Dim)
-	case !g.Pages.InKeys() && g.Pages.ValuePlane().At != (attn.PageStrides{Page: k.At.Page / k.Dim * g.ValueDim, Head: k.At.Head / k.Dim * g.ValueDim, Row: g.ValueDim}):
+	case !g.Pages.InKeys() && g.Pages.ValuePlane().At != (attn.PageStrides{Page: k.At.Page / row * value, Head: k.At.Head / row * value, Row: value}):
 		return bad("key strides %+v, value strides %+v: values must lie as keys do", k.At, g.Pages.ValuePlane().At)
-	case k.At.Page/k.Dim >= mostKeyRows || k.At.Head/k.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
+	case k.At.Page/row >= mostKeyRows || k.At.Head/row >= mostKeyRows || g.PageTokens >= mostKeyRows:
 		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", k.At, g.PageTokens, mostKeyRows)
 	}
 	return supportsScales(op, g)
@@ -486,12 +509,12 @@ func supportsKeys(op string, g *attn.Problem) error {
 // refusal returns an error with the first part of w that none of kernels supports.
 func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
-	narrow := g.Pages.Key().DType.Size() == 1 && w.features&attn.ValuesInKeys == 0
+	narrow := (g.Pages.Key().DType.Size() == 1 || isFour(g)) && w.features&attn.ValuesInKeys == 0
 	if w.features&attn.Varied != 0 {
 		can.Name += " with a variant"
 	}
 	if narrow {
-		can.Name += " to keys and values of 8 bits"
+		can.Name += map[bool]string{false: " to keys and values of 8 bits", true: " to keys and values of 4 bits"}[isFour(g)]
 	}
 	var dims []int
 	multiple, spread := 0, false
@@ -501,7 +524,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	for i := range kernels {
 		k := &kernels[i]
-		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || k.isDirect() || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) {
+		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || k.isDirect() || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) || isFour(g) != (k.kv == attn.Q4) {
 			continue
 		}
 		if can.Features |= k.features; k.spreads && w.features&^(k.features|attn.OtherValueDim) == 0 {

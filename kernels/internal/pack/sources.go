@@ -26,6 +26,18 @@ func Need(source []byte) string {
 	return ""
 }
 
+// leftOut finds the architectures that a unit has no images for, in a comment of its source.
+var leftOut = regexp.MustCompile(`(?m)^// No images for: (.+)\.[ \t]*$`)
+
+// LeftOut returns the architectures that the unit of this source has no images for, as a line "// No images for: a, b." of it says.
+// GPUs then run the image of an older one.
+func LeftOut(source []byte) []string {
+	if m := leftOut.FindSubmatch(source); m != nil {
+		return strings.Split(string(m[1]), ", ")
+	}
+	return nil
+}
+
 // Units are the translation units of a directory: lean for lean.cu.
 func Units(dir fs.FS) ([]string, error) {
 	files, err := fs.Glob(dir, "*.cu")

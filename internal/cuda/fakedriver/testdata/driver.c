@@ -27,7 +27,7 @@ struct fake {
 	char fail_in[64]; // fails every call of this function
 	char failed[64];  // the call that was made to fail
 	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
-	struct { char kernel[32]; int bytes; } argument[12]; // kernels whose names begin so take one, of so many bytes
+	struct { char kernel[32]; int bytes; } argument[14]; // kernels whose names begin so take one, of so many bytes
 	// Executes a kernel that takes one argument, or says how many bytes that has if it is
 	// null. Where there is none, launches are in the log alone. If turn is null it executes all of
 	// it; else this is the launch's name, which has a turn: the answer is NOT_READY if it has not
@@ -747,7 +747,7 @@ static void say_args(struct object *fn, void **params) {
 	int i = 0;
 	if (f.execute) return;
 	say("args");
-	for (int j = 0; j < 12 && f.argument[j].bytes; j++) {
+	for (int j = 0; j < 14 && f.argument[j].bytes; j++) {
 		if (strncmp(fn->name, f.argument[j].kernel, strlen(f.argument[j].kernel))) continue;
 		say(" ");
 		for (int k = 0; k < f.argument[j].bytes; k++) say("%02x", ((unsigned char *)params[0])[k]);
