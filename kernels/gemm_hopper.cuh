@@ -1,14 +1,15 @@
-// Products of 16-bit operands with hundreds of rows and more, on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
+// Products of 16-bit operands with about a hundred rows and more, on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
 //
-// a has M rows and b N rows of K elements. In memory an operand is row-major, or its transpose is (ACROSS): tensor cores read both from
+// a has M rows and b N rows of K elements. In a layer, a is x and b are the weights, or with SWAPPED a are the weights and b is x: with up to
+// 192 rows, and with some more than a multiple of 192, fewer rows of tiles are empty then, and each weight is read once. In memory an operand is row-major, or its transpose is (ACROSS): tensor cores read both from
 // shared memory, so gradients need no transposes. A tile is 128 rows of a by 192 of b. Two thread blocks are a cluster, which walks pairs
 // of tiles with the same rows of b: each block copies half of the rows for both.
 //
 // A producer warp copies steps of 64 elements of k to a ring. Each of two consumer warp groups has tiles of its own, every second one: while
 // one multiplies, the other one stores its sums.
 //
-// If tiles do not fill the GPU, k is cut into slices. All tiles have a slice before the next slice begins, so thread blocks that run at
-// a time read the same part of k. The thread block of the last slice adds the sums of the others in their order. Bits are the same in
+// If tiles do not fill the GPU, k is cut into slices. All tiles have a slice before the next slice begins, so thread blocks that run at a
+// time read the same part of k. Each slice has a matrix of sums, and one more launch, hopperAdd, adds them in their order. Bits are the same in
 // each run.
 #pragma once
 #include "gemm_tiled.cuh"
@@ -18,13 +19,11 @@ constexpr int HOPPER_ROWS = 128, HOPPER_COLUMNS = 192; // of a tile: rows of a a
 constexpr int HOPPER_PAIR = 2;                         // thread blocks of a cluster
 constexpr int HOPPER_GROUP = 8;                        // pairs of tiles with consecutive rows of a, for which clusters walk all rows of b
 constexpr int HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5;
-constexpr int HOPPER_PARTIAL = HOPPER_ROWS * HOPPER_COLUMNS; // floats
 
 struct HopperParams {
-  GemmParams of;   // a is x, and b are the weights; keep, split, beside, stages and early are not read
-  float* partials; // HOPPER_PARTIAL for each slice of a tile but the last one, and each thread block of a cluster
-  u32* flags;      // one for each partial tile, 0 at first
-  int slices;      // of k
+  GemmParams of;   // keep, split, beside and stages are not read, early with SWAPPED alone
+  long long apart; // floats between the sums of two slices
+  int slices;      // of k. With several, y are the sums of the first slice, with a gate apart from what it is for, and there is nothing else
 };
 
 constexpr int HOPPER_EACH = 4; // runs of eight elements of a thread of hopperRound
@@ -35,16 +34,12 @@ struct HopperRoundParams {
   const float* x[HOPPER_LISTS];
   void* y[HOPPER_LISTS];
   long long ends[HOPPER_LISTS]; // in runs of eight elements, up to the end of each list
-  u32* flags; // may be null
-  int flagged;
 };
 
-// y = x, rounded to nearest, and flags = 0.
+// y = x, rounded to nearest.
 template <class S> __device__ __forceinline__ void hopperRound(const HopperRoundParams& p) {
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  if (blockIdx.x == 0)
-    for (int i = threadIdx.x; i < p.flagged; i += 256) p.flags[i] = 0;
   const long long first = (long long)blockIdx.x * (256 * HOPPER_EACH) + threadIdx.x;
   float4 v[HOPPER_EACH][2];
   void* to[HOPPER_EACH];
@@ -65,6 +60,47 @@ template <class S> __device__ __forceinline__ void hopperRound(const HopperRound
     if (to[i] != nullptr) *(uint4*)to[i] = make_uint4(S::pack(v[i][0].x, v[i][0].y), S::pack(v[i][0].z, v[i][0].w), S::pack(v[i][1].x, v[i][1].y), S::pack(v[i][1].z, v[i][1].w));
 }
 
+struct HopperAddParams {
+  const float* sums[LINEAR_PARTS]; // of the first slice; of a gated unit the gate's, and those of what the gate is for
+  const float* b[LINEAR_PARTS];    // may be null
+  float* y[LINEAR_PARTS];
+  const float* residual; // may be null
+  long long apart;       // floats between the sums of two slices
+  int out[LINEAR_PARTS], rows, slices, activation, blocks; // thread blocks of each part
+};
+
+// SILU or GELU_TANH.
+__device__ __forceinline__ float bySigmoidOf(int activation, float v) { return bySigmoid(v, activation == SILU ? v : v * (1.59576912f + 0.0713548163f * v * v)); }
+
+// y = f(sums of all slices + b) + residual. A thread has two output features of a row.
+__device__ __forceinline__ void hopperAdd(const HopperAddParams& p) {
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+  const int part = blockIdx.x / p.blocks, out = p.out[part];
+  const long long at = ((long long)(blockIdx.x % p.blocks) * 256 + threadIdx.x) * 2;
+  if (at >= (long long)p.rows * out) return;
+  const bool gated = p.activation & GATED;
+  const float2 more = p.residual != nullptr ? *(const float2*)(p.residual + at) : make_float2(0.f, 0.f);
+  float2 sums[2];
+#pragma unroll
+  for (int g = 0; g < 2; g++) {
+    if (g == 1 && !gated) break;
+    const float* const from = p.sums[part + g] + at;
+    float2 sum = make_float2(0.f, 0.f);
+#pragma unroll 8
+    for (int s = 0; s < p.slices; s++) {
+      const float2 v = __ldcg((const float2*)(from + s * p.apart));
+      sum.x += v.x, sum.y += v.y;
+    }
+    if (p.b[part + g] != nullptr) sum.x += p.b[part + g][at % out], sum.y += p.b[part + g][at % out + 1];
+    sums[g] = sum;
+  }
+  float2 y = sums[0];
+  if (p.activation == RELU) y.x = y.x < 0.f ? 0.f : y.x, y.y = y.y < 0.f ? 0.f : y.y; // NaN of NaN
+  if (gated) y.x = bySigmoidOf(p.activation & ~GATED, y.x) * sums[1].x, y.y = bySigmoidOf(p.activation & ~GATED, y.y) * sums[1].y;
+  *(float2*)(p.y[part] + at) = make_float2(y.x + more.x, y.y + more.y);
+}
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WGMMA_SUMS24(j) WGMMA_SUMS16(j), WGMMA_SUMS8(j + 16)
 #define WGMMA_NAMES24 WGMMA_NAMES16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
@@ -79,14 +115,16 @@ template <class S> __device__ __forceinline__ void hopperRound(const HopperRound
     HOPPER_PRODUCT(TYPES, "1, 1"); \
   }
 
-// T is the Format of the operands. With GATES half of a tile's rows of b are a gate's, and half are of what the gate is for.
-template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct HopperGemm {
+// T is the Format of the operands. With GATES half of a tile's rows of the weights are a gate's, and half are of what the gate is for.
+template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false, bool SWAPPED = false> struct HopperGemm {
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
   static constexpr int A = HOPPER_ROWS * 128, EIGHTS = HOPPER_COLUMNS / 8, HALVES = HOPPER_ROWS / 64;
-  static constexpr u16 EACH = (1 << HOPPER_PAIR) - 1; // thread blocks of a cluster
-  static constexpr int COLUMNS = GATES ? HOPPER_COLUMNS / 2 : HOPPER_COLUMNS; // of c, of a tile
+  static constexpr int COLUMNS = (SWAPPED ? HOPPER_ROWS : HOPPER_COLUMNS) / (GATES ? 2 : 1); // of c, of a tile
+  static constexpr u16 EACH = (1 << HOPPER_PAIR) - 1;                                        // thread blocks of a cluster
+  static constexpr int SHARE = HOPPER_COLUMNS / HOPPER_PAIR;                                 // rows of b that a block copies
   static_assert(!GATES || !B_ACROSS, "each block brings rows of one part");
+  static_assert(!SWAPPED || !A_ACROSS && !B_ACROSS, "layers alone are swapped");
 
   // d = a b + d.
   __device__ static __forceinline__ void product(float (&d)[EIGHTS][4], u64 a, u64 b) {
@@ -110,8 +148,9 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
     const HopperParams& p;
     int steps, cluster, clusters, below, tiles, all;
     __device__ __forceinline__ Walk(const HopperParams& p) : p(p) {
+      constexpr int EACH = SWAPPED ? HOPPER_COLUMNS : HOPPER_ROWS * HOPPER_PAIR;
       steps = (p.of.in + GEMM_STEP - 1) / GEMM_STEP, cluster = blockIdx.x / HOPPER_PAIR, clusters = gridDim.x / HOPPER_PAIR;
-      below = (p.of.rows + HOPPER_ROWS * HOPPER_PAIR - 1) / (HOPPER_ROWS * HOPPER_PAIR);
+      below = (p.of.rows + EACH - 1) / EACH;
       tiles = p.of.tiles[LINEAR_PARTS - 1] * below, all = tiles * p.slices;
     }
     // The cluster's work number i; without steps if there is none.
@@ -125,7 +164,9 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
   __device__ static __forceinline__ Tile tileAt(const GemmParams& p, int below, int i) {
     const int beside = p.tiles[LINEAR_PARTS - 1], group = i / (HOPPER_GROUP * beside) * HOPPER_GROUP, wide = min(HOPPER_GROUP, below - group);
     const int of = i - group * beside, tile = of / wide, part = GATES ? 0 : (tile >= p.tiles[0]) + (tile >= p.tiles[1]);
-    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * COLUMNS, ((group + of % wide) * HOPPER_PAIR + (int)blockIdx.x % HOPPER_PAIR) * HOPPER_ROWS};
+    const int column = tile - (part > 0 ? p.tiles[part - 1] : 0), row = group + of % wide, rank = blockIdx.x % HOPPER_PAIR;
+    if (SWAPPED) return {part, row * HOPPER_COLUMNS, (column * HOPPER_PAIR + rank) * COLUMNS};
+    return {part, column * COLUMNS, (row * HOPPER_PAIR + rank) * HOPPER_ROWS};
   }
 
   __device__ static __forceinline__ void run(const HopperParams& p) {
@@ -151,11 +192,55 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
     clusterSync(); // the other block may still copy to this one, or signal a barrier here
   }
 
-  // One thread issues all copies of the block.
+  // The copies of a block to one stage of the ring.
+  struct Stage {
+    const HopperParams& p;
+    const Tile& t;
+    u32 a, bar;
+    int k;
+    __device__ __forceinline__ void copyA() const {
+      if constexpr (SWAPPED && GATES) {
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) copyBox(a + h * 8192, &p.of.maps[h], k, t.first, 0, bar, readAgain());
+      } else if constexpr (SWAPPED) {
+        copyBox(a, &p.of.maps[t.part], k, t.first, 0, bar, readAgain());
+      } else if constexpr (A_ACROSS) {
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) copyBox(a + h * 8192, &p.of.x, t.first + h * 64, k, 0, bar, readAgain());
+      } else {
+        copyBox(a, &p.of.x, k, t.first, 0, bar, readAgain());
+      }
+    }
+    __device__ __forceinline__ void copyB() const {
+      constexpr int DEEP = GEMM_STEP / HOPPER_PAIR;
+      const int rank = blockIdx.x % HOPPER_PAIR;
+      const u32 b = a + A;
+      if constexpr (SWAPPED) {
+        copyBoxToEach(b + rank * (SHARE * 128), &p.of.x, k, t.row + rank * SHARE, 0, bar, readAgain(), EACH);
+      } else if constexpr (B_ACROSS) {
+#pragma unroll
+        for (int g = 0; g < HOPPER_COLUMNS / 64; g++) copyBoxToEach(b + g * 8192 + rank * (DEEP * 128), &p.of.maps[t.part], t.row + g * 64, k + rank * DEEP, 0, bar, readAgain(), EACH);
+      } else if constexpr (GATES) {
+        copyBoxToEach(b + rank * (SHARE * 128), &p.of.maps[rank / (HOPPER_PAIR / 2)], k, t.row + rank % (HOPPER_PAIR / 2) * SHARE, 0, bar, readAgain(), EACH);
+      } else {
+        copyBoxToEach(b + rank * (SHARE * 128), &p.of.maps[t.part], k, t.row + rank * SHARE, 0, bar, readAgain(), EACH);
+      }
+    }
+  };
+
+  // One thread issues all copies of the block. The weights of the first stages may come before earlier launches end.
   __device__ static __forceinline__ void produce(const HopperParams& p, const Walk& walk, u32 ring, u32 full, u32 empty) {
-    constexpr int SHARE = HOPPER_COLUMNS / HOPPER_PAIR, DEEP = GEMM_STEP / HOPPER_PAIR;
-    const int rank = blockIdx.x % HOPPER_PAIR;
     PipelineState at;
+    int early = 0;
+    if constexpr (SWAPPED) {
+      const Work work = walk.at(0);
+      const Tile t = tileAt(p.of, walk.below, work.tile);
+      if (p.of.early) early = min(HOPPER_STAGES, work.end - work.begin);
+      for (int s = 0; s < early; s++) {
+        barrierExpect(full + s * 8, HOPPER_STAGE);
+        Stage{p, t, ring + s * HOPPER_STAGE, full + s * 8, (work.begin + s) * GEMM_STEP}.copyA();
+      }
+    }
     waitForEarlier();
 #pragma unroll 1
     for (int i = 0;; i++) {
@@ -164,24 +249,15 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
       const Tile t = tileAt(p.of, walk.below, work.tile);
 #pragma unroll 1
       for (int s = work.begin; s < work.end; s++) {
-        barrierWait(empty + at.index * 8, at.parity ^ 1); // a stage that was never used counts as given back
-        const u32 a = ring + at.index * HOPPER_STAGE, b = a + A, bar = full + at.index * 8;
-        const int k = s * GEMM_STEP;
-        barrierExpect(bar, HOPPER_STAGE);
-        if (A_ACROSS) {
-#pragma unroll
-          for (int h = 0; h < HALVES; h++) copyBox(a + h * 8192, &p.of.x, t.first + h * 64, k, 0, bar, readAgain());
+        const Stage stage{p, t, ring + at.index * HOPPER_STAGE, full + at.index * 8, s * GEMM_STEP};
+        if (!SWAPPED || early == 0) {
+          barrierWait(empty + at.index * 8, at.parity ^ 1); // a stage that was never used counts as given back
+          barrierExpect(stage.bar, HOPPER_STAGE);
+          stage.copyA();
         } else {
-          copyBox(a, &p.of.x, k, t.first, 0, bar, readAgain());
+          early--;
         }
-        if (B_ACROSS) {
-#pragma unroll
-          for (int g = 0; g < HOPPER_COLUMNS / 64; g++) copyBoxToEach(b + g * 8192 + rank * (DEEP * 128), &p.of.maps[t.part], t.row + g * 64, k + rank * DEEP, 0, bar, readAgain(), EACH);
-        } else if (GATES) {
-          copyBoxToEach(b + rank * (SHARE * 128), &p.of.maps[rank / (HOPPER_PAIR / 2)], k, t.row + rank % (HOPPER_PAIR / 2) * SHARE, 0, bar, readAgain(), EACH);
-        } else {
-          copyBoxToEach(b + rank * (SHARE * 128), &p.of.maps[t.part], k, t.row + rank * SHARE, 0, bar, readAgain(), EACH);
-        }
+        stage.copyB();
         at.next(HOPPER_STAGES);
       }
     }
@@ -234,55 +310,21 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
 #pragma unroll
       for (int h = 0; h < HALVES; h++) pinned(sums[h]);
       if (gives) barrierArriveRemote(given + before * 8);
-      if (work.slice < p.slices - 1) {
-        put(p, work, sums, group);
-        continue;
-      }
-      if (p.slices > 1) add(p, work, sums);
       const Tile t = tileAt(p.of, walk.below, work.tile);
-      finish(p.of, t, warp % 4 * 16 + lane / 4, lane % 4 * 2, sums);
-    }
-  }
-
-  // Where this thread block has the sums of a slice.
-  __device__ static __forceinline__ int slot(const HopperParams& p, int tile, int slice) { return (tile * (p.slices - 1) + slice) * HOPPER_PAIR + blockIdx.x % HOPPER_PAIR; }
-  __device__ static __forceinline__ float4* partial(const HopperParams& p, int slot) { return (float4*)(p.partials + (long long)slot * HOPPER_PARTIAL) + threadIdx.x % 128; }
-
-  // Hands the sums to the thread block that has the last slice.
-  __device__ static __forceinline__ void put(const HopperParams& p, const Work& work, float (&sums)[HALVES][EIGHTS][4], int group) {
-    const int at = slot(p, work.tile, work.slice);
-    float4* const to = partial(p, at);
-#pragma unroll
-    for (int h = 0; h < HALVES; h++)
-#pragma unroll
-      for (int j = 0; j < EIGHTS; j++) to[(h * EIGHTS + j) * 128] = make_float4(sums[h][j][0], sums[h][j][1], sums[h][j][2], sums[h][j][3]);
-    __threadfence();
-    ThreadGroup{0, 4, 1 + group}.sync();
-    if (threadIdx.x % 128 == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p.flags + at), "r"(1) : "memory");
-  }
-
-  // Adds the sums of the other slices, which thread blocks have begun before.
-  __device__ static __forceinline__ void add(const HopperParams& p, const Work& work, float (&sums)[HALVES][EIGHTS][4]) {
-#pragma unroll 1
-    for (int slice = 0; slice < work.slice; slice++) {
-      const int at = slot(p, work.tile, slice);
-      u32 there;
-      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(p.flags + at) : "memory");
-      while (there == 0);
-      const float4* const from = partial(p, at);
-#pragma unroll
-      for (int h = 0; h < HALVES; h++)
-#pragma unroll
-        for (int j = 0; j < EIGHTS; j++) {
-          const float4 v = __ldcg(from + (h * EIGHTS + j) * 128);
-          sums[h][j][0] += v.x, sums[h][j][1] += v.y, sums[h][j][2] += v.z, sums[h][j][3] += v.w;
-        }
+      if constexpr (SWAPPED) {
+        finishSwapped(p, t, work.slice, warp % 4 * 16 + lane / 4, lane % 4 * 2, sums);
+      } else {
+        finish(p, t, work.slice, warp % 4 * 16 + lane / 4, lane % 4 * 2, sums);
+      }
     }
   }
 
   // Stores a tile. A lane has two columns beside each other in each eight, of rows m, m+8 and so on.
-  __device__ static __forceinline__ void finish(const GemmParams& p, const Tile& t, int m, int n, float (&sums)[HALVES][EIGHTS][4]) {
+  __device__ static __forceinline__ void finish(const HopperParams& of, const Tile& t, int slice, int m, int n, float (&sums)[HALVES][EIGHTS][4]) {
     constexpr int TOGETHER = 2, UP = EIGHTS / 2;
+    const GemmParams& p = of.of;
+    float* const to = p.y[t.part] + slice * of.apart;
+    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of what the gate is for
     const int out = p.out[t.part];
     const float least = p.activation == RELU ? 0.f : -LEAN_INF;
     const float* const bias = p.b[t.part];
@@ -329,19 +371,79 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false> struct Hopp
             if constexpr (GATES) {
               float u = sums[h][j + i + UP][e * 2], v = sums[h][j + i + UP][e * 2 + 1];
               if constexpr (Math::narrow) u *= down[h][e], v *= down[h][e];
-              x = gate(p, x + b[i].x) * (u + up[i].x) + more[i][h][e].x, y = gate(p, y + b[i].y) * (v + up[i].y) + more[i][h][e].y;
+              if (to2 == nullptr) {
+                x = gate(p, x + b[i].x) * (u + up[i].x) + more[i][h][e].x, y = gate(p, y + b[i].y) * (v + up[i].y) + more[i][h][e].y;
+              } else if (there[h][e]) {
+                *(float2*)(to2 + from + (long long)(h * 64 + e * 8) * out + (j + i) * 8) = make_float2(u, v);
+              }
             } else {
               x = relu(x + b[i].x, least) + more[i][h][e].x, y = relu(y + b[i].y, least) + more[i][h][e].y;
             }
-            if (there[h][e]) *(float2*)(p.y[t.part] + from + (long long)(h * 64 + e * 8) * out + (j + i) * 8) = make_float2(x, y);
+            if (there[h][e]) *(float2*)(to + from + (long long)(h * 64 + e * 8) * out + (j + i) * 8) = make_float2(x, y);
           }
       }
     }
   }
-  // SILU or GELU_TANH.
-  __device__ static __forceinline__ float gate(const GemmParams& p, float v) {
-    return bySigmoid(v, (p.activation & ~GATED) == SILU ? v : v * (1.59576912f + 0.0713548163f * v * v));
+  // Stores a tile of SWAPPED. A lane has output features m, m+8 and so on of two rows of x beside each other in each eight.
+  __device__ static __forceinline__ void finishSwapped(const HopperParams& of, const Tile& t, int slice, int m, int n, float (&sums)[HALVES][EIGHTS][4]) {
+    constexpr int EACH = GATES ? 1 : HALVES;
+    const GemmParams& p = of.of;
+    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of what the gate is for
+    const int out = p.out[t.part];
+    const float least = p.activation == RELU ? 0.f : -LEAN_INF;
+    float b[EACH][2], up[2];
+    bool there[EACH][2];
+#pragma unroll
+    for (int h = 0; h < EACH; h++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int feature = t.first + m + h * 64 + e * 8;
+        there[h][e] = feature < out;
+        b[h][e] = p.b[t.part] != nullptr && there[h][e] ? p.b[t.part][feature] : 0.f;
+        if constexpr (GATES) up[e] = p.b[1] != nullptr && there[h][e] ? p.b[1][feature] : 0.f;
+      }
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++) {
+      float more[2][EACH][2], down[2];
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int row = t.row + n + j * 8 + c;
+        const bool inside = row < p.rows;
+        if constexpr (Math::narrow) down[c] = inside ? p.factors[row] : 0.f;
+#pragma unroll
+        for (int h = 0; h < EACH; h++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) more[c][h][e] = p.residual != nullptr && inside && there[h][e] ? p.residual[(long long)row * out + t.first + m + h * 64 + e * 8] : 0.f;
+      }
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int row = t.row + n + j * 8 + c;
+        if (row >= p.rows) continue;
+        const long long from = (long long)row * out + t.first + m;
+        float* const y = p.y[t.part] + slice * of.apart + from;
+#pragma unroll
+        for (int h = 0; h < EACH; h++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float x = sums[h][j][e * 2 + c];
+            if constexpr (Math::narrow) x *= down[c];
+            if constexpr (GATES) {
+              float u = sums[1][j][e * 2 + c];
+              if constexpr (Math::narrow) u *= down[c];
+              if (to2 == nullptr) {
+                x = gate(p, x + b[h][e]) * (u + up[e]);
+              } else if (there[h][e]) {
+                to2[from + e * 8] = u;
+              }
+            } else {
+              x = relu(x + b[h][e], least);
+            }
+            if (there[h][e]) y[h * 64 + e * 8] = x + more[c][h][e];
+          }
+      }
+    }
   }
+  __device__ static __forceinline__ float gate(const GemmParams& p, float v) { return bySigmoidOf(p.activation & ~GATED, v); }
   __device__ static __forceinline__ float relu(float x, float least) { return x < least ? least : x; } // NaN of NaN
 };
 #endif

@@ -1,5 +1,6 @@
-// Entry points of products with hundreds of rows and more for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is row-major and a is
-// the transpose, and with _gated a gated unit; and hopper_round_<element>, which rounds float32 to operands.
+// Entry points of products with about a hundred rows and more for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is
+// row-major and a is the transpose, with _gated a gated unit and with _swapped the weights as a; and hopper_round_<element>, which rounds
+// float32 to operands; and hopper_add, which adds the sums of slices.
 //
 // Needed by: prompts and training: products of hundreds of rows in mixed precision.
 #include "gemm_hopper.cuh"
@@ -9,9 +10,12 @@
   extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1) name(const __grid_constant__ HopperParams p) { HopperGemm<__VA_ARGS__>::run(p); }
 #define HOPPER_ROUND(name, S) \
   extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ HopperRoundParams p) { hopperRound<S>(p); }
+#define HOPPER_ADD(name) \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ HopperAddParams p) { hopperAdd(p); }
 #else // other units have these products
 #define HOPPER(name, ...) extern "C" __global__ void name(const __grid_constant__ HopperParams p) {}
 #define HOPPER_ROUND(name, S) extern "C" __global__ void name(const __grid_constant__ HopperRoundParams p) {}
+#define HOPPER_ADD(name) extern "C" __global__ void name(const __grid_constant__ HopperAddParams p) {}
 #endif
 
 HOPPER(hopper_bf16_rr, AsBF16, false, false)
@@ -20,5 +24,10 @@ HOPPER(hopper_bf16_aa, AsBF16, true, true)
 HOPPER(hopper_f16_rr, AsF16, false, false)
 HOPPER(hopper_bf16_gated, AsBF16, false, false, true)
 HOPPER(hopper_f16_gated, AsF16, false, false, true)
+HOPPER(hopper_bf16_swapped, AsBF16, false, false, false, true)
+HOPPER(hopper_f16_swapped, AsF16, false, false, false, true)
+HOPPER(hopper_bf16_gated_swapped, AsBF16, false, false, true, true)
+HOPPER(hopper_f16_gated_swapped, AsF16, false, false, true, true)
 HOPPER_ROUND(hopper_round_bf16, BFloat16)
 HOPPER_ROUND(hopper_round_f16, Float16)
+HOPPER_ADD(hopper_add)

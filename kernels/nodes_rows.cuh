@@ -207,11 +207,9 @@ __device__ __forceinline__ void storeFour(u16* to, int type, float4 v) {
 struct RowsLayerNormParams {
   const float *x, *gamma, *beta; // gamma and beta may be null
   void* y;
-  u32* flags; // which become 0
   int rows, n;
   float eps;
   int type; // of y: float32, or rounded to 16 bits
-  int flagged;
 };
 
 // y = (x - mean) / sqrt(variance + eps) * gamma + beta. A warp keeps a row in registers. n is a multiple of 4, at most 1024.
@@ -219,8 +217,6 @@ __device__ __forceinline__ void rowsLayerNorm(const RowsLayerNormParams& p) {
   const int lane = threadIdx.x % 32;
   const long long row = blockIdx.x * (TRAINING_THREADS / 32) + threadIdx.x / 32;
   beginTraining();
-  if (blockIdx.x == 0)
-    for (int i = threadIdx.x; i < p.flagged; i += TRAINING_THREADS) p.flags[i] = 0;
   if (row >= p.rows) return;
   float4 x[ROWS_VECTORS];
   const auto each = [&](auto f) {

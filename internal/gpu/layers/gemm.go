@@ -186,6 +186,7 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 type gemmLaunch struct {
 	kernel        *cuda.Function
 	rows, columns int // of x and of W in a tile
+	below         int // rows of x of the tiles that a cluster walks together
 	box           int // rows of W that a block loads at a time
 	parts         int // parts of each element of x
 	blocks, split int // thread blocks or clusters, and how many blocks of a cluster share a tile
@@ -196,8 +197,14 @@ type gemmLaunch struct {
 	cost          float64 // microseconds
 }
 
-// scratch returns how many float32 the operands take: parts of 16 bits, and a factor for each row.
-func (l *gemmLaunch) scratch(o *Linear) int { return o.Rows*o.In*l.parts/2 + o.Rows }
+// scratch returns how many float32 the operands take: parts of 16 bits, and a factor for each row. Tiles read rows behind the last one.
+func (l *gemmLaunch) scratch(o *Linear) int {
+	return max(o.Rows*o.In*l.parts/2+o.Rows, (o.Rows*(l.parts-1)+l.padded(o))*o.In/2)
+}
+
+// padded returns the number of rows of x that tiles read. Those behind the last one have any values: the copy engine is slow with rows that
+// are not there.
+func (l *gemmLaunch) padded(o *Linear) int { return attn.Ceil(o.Rows, l.below) * l.below }
 
 // factors returns the address of the factors, after the parts.
 func (l *gemmLaunch) factors(o *Linear) uint64 {
@@ -240,7 +247,7 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 		columns /= 2
 	}
 	stage := 128 * (gemmTile + parts*rows)
-	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads}
+	l := gemmLaunch{kernel: kernel, rows: rows, below: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads}
 	l.stages = min(gemmRing/stage, d.info.SharedPerBlockMost/(stage+16)) // 16: the stage's barriers
 	sums := rows * 4 * (gemmTile + gemmPad)                              // the sums reuse the ring's memory
 	l.shared = max(l.stages*(stage+16), sums)
@@ -316,7 +323,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 		factors: l.factors(o), residual: o.Residual.AddressOr0(), keep: keep,
 		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), beside: int32(l.beside), stages: int32(l.stages),
 	}
-	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows, l.beside); err != nil {
+	if p.x, err = d.operandMap(o, l); err != nil {
 		return err
 	}
 	p.activation = o.activation()
@@ -354,17 +361,18 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, t attn.DType, l *gemmL
 	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }
 
-// operandMap returns the tensor map of the operands of x. A box is all parts of 64 columns of the given rows; for
+// operandMap returns the tensor map of the operands of x. A box is all parts of 64 columns of a tile's rows; for
 // neighbouring tiles it is one part of a share of these rows.
-func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, parts, box, beside int) (cuda.TensorMap, error) {
-	deep := parts
-	if beside > 1 {
-		box, deep = box/beside, 1
+func (d *Engine) operandMap(o *Linear, l *gemmLaunch) (cuda.TensorMap, error) {
+	box, deep, rows := l.rows, l.parts, l.padded(o)
+	if l.beside > 1 {
+		box, deep = box/l.beside, 1
 	}
-	key := linearMap{address: scratch.Address(), in: in, out: rows, box: box, element: scratch.DType, parts: parts, deep: deep}
+	at := &o.Scratch
+	key := linearMap{address: at.Address(), in: o.In, out: o.Rows, box: box, element: at.DType, parts: l.parts, deep: deep, padded: rows}
 	return d.maps.Get(key, func() (cuda.TensorMap, error) {
-		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
-			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), uint64(parts)}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
+		return d.dev.TensorMap(at.Buffer, at.Offset, cuda.Tiles{
+			ElementBytes: 2, Dims: [3]uint64{uint64(o.In), uint64(rows), uint64(l.parts)}, Strides: [2]uint64{uint64(o.In) * 2, uint64(o.In) * uint64(o.Rows) * 2},
 			Box: [3]uint32{gemmStep, uint32(box), uint32(deep)},
 		})
 	})

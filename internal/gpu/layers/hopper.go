@@ -24,36 +24,57 @@ const (
 	hopperStages  = 5
 	hopperStage   = (hopperRows + hopperColumns) * 128
 	hopperShared  = hopperStages * (hopperStage + 16)
-	hopperPartial = hopperRows * hopperColumns
 	hopperEach    = 4
 	hopperLists   = mostParts + 1
 )
 
-// leastHopper is the least number of rows of a product: with fewer, one tile of a pair is empty. mostHopper is the largest number that kernels
-// can count.
+// leastHopper is the least number of rows of a product: with fewer, one tile of a pair is empty, and other kernels take about as long as the
+// weights. mostHopper is the largest number that kernels can count.
 const leastHopper, mostHopper = hopperRows + 1, 1 << 30
 
 // hopperKernels are the kernels for a type.
 type hopperKernels struct {
 	round   *cuda.Function
+	add     *cuda.Function
 	product map[hopperLayout]*cuda.Function
 }
 
-// hopperLayout says whether the transpose of A or of B is in memory, and whether two parts are a gated unit.
-type hopperLayout struct{ a, b, gate bool }
+// hopperLayout says whether the transpose of A or of B is in memory, whether two parts are a gated unit, and whether the weights are A, and x
+// is B.
+type hopperLayout struct{ a, b, gate, swapped bool }
 
-// columns returns the columns of C in a tile.
+// columns returns the output features of a part in a tile.
 func (l hopperLayout) columns() int {
-	if l.gate {
-		return hopperColumns / 2
+	n := hopperColumns
+	if l.swapped {
+		n = hopperRows
 	}
-	return hopperColumns
+	if l.gate {
+		n /= 2
+	}
+	return n
+}
+
+// tiles returns the pairs of tiles of products with m rows, and how many of them are side by side up to the end of each part.
+func (l hopperLayout) tiles(m int, parts []LinearPart) (all int, ends [mostParts]int) {
+	wide, below := l.columns(), attn.Ceil(m, hopperPair*hopperRows)
+	if l.swapped {
+		wide, below = hopperPair*wide, attn.Ceil(m, hopperColumns)
+	}
+	n := 0
+	for i := range ends {
+		if i < len(parts) && (i == 0 || !l.gate) {
+			n += attn.Ceil(parts[i].Out, wide)
+		}
+		ends[i] = n
+	}
+	return n * below, ends
 }
 
 // hopperLayouts are the layouts with kernels, and the ends of their names.
 var hopperLayouts = map[attn.DType]map[hopperLayout]string{
-	attn.BFloat16: {{}: "rr", {b: true}: "ra", {a: true, b: true}: "aa", {gate: true}: "gated"},
-	attn.Float16:  {{}: "rr", {gate: true}: "gated"},
+	attn.BFloat16: {{}: "rr", {b: true}: "ra", {a: true, b: true}: "aa", {gate: true}: "gated", {swapped: true}: "swapped", {gate: true, swapped: true}: "gated_swapped"},
+	attn.Float16:  {{}: "rr", {gate: true}: "gated", {swapped: true}: "swapped", {gate: true, swapped: true}: "gated_swapped"},
 }
 
 // hopperOf returns the kernels for a type, loaded at first use, which may be within a capture.
@@ -73,6 +94,9 @@ func (d *Engine) hopperOf(t attn.DType) (*hopperKernels, error) {
 		if k.round, err = m.Function("hopper_round_" + name); err != nil {
 			return err
 		}
+		if k.add, err = m.Function("hopper_add"); err != nil {
+			return err
+		}
 		for layout, end := range hopperLayouts[t] {
 			if k.product[layout], err = gpu.WithShared(m, &d.info, "hopper_"+name+"_"+end); err != nil {
 				return err
@@ -90,6 +114,7 @@ func (d *Engine) hopperOf(t attn.DType) (*hopperKernels, error) {
 // With the layout's a or b the transpose of A or of B is in memory.
 type hopperProduct struct {
 	m, k       int
+	padded     int // rows of A in memory, of which those behind m have any values; 0: m. The copy engine is slow with rows that are not there
 	wide       int // elements of a row of A in memory
 	layout     hopperLayout
 	a          gpu.Memory
@@ -97,50 +122,59 @@ type hopperProduct struct {
 	parts      []LinearPart
 	plus       gpu.Memory // of a single part; no buffer: none
 	activation attn.Activation
-	scratch    gpu.Memory // as many float32 as hopperLaunch.scratch
+	early      bool       // as Linear.Early
+	scratch    gpu.Memory // as many float32 as slicesScratch
 }
 
 // hopperParams is struct HopperParams.
 type hopperParams struct {
-	of              gemmParams
-	partials, flags uint64
-	slices          int32
-	_               [44]byte
+	of     gemmParams
+	apart  int64
+	slices int32
+	_      [52]byte
 }
 
 // hopperRoundParams is struct HopperRoundParams.
 type hopperRoundParams struct {
-	x, y    [hopperLists]uint64
-	ends    [hopperLists]int64
-	flags   uint64
-	flagged int32
-	_       [4]byte
+	x, y [hopperLists]uint64
+	ends [hopperLists]int64
+}
+
+// hopperAddParams is struct HopperAddParams.
+type hopperAddParams struct {
+	sums, b, y                       [mostParts]uint64
+	residual                         uint64
+	apart                            int64
+	out                              [mostParts]int32
+	rows, slices, activation, blocks int32
+	_                                [4]byte
 }
 
 // hopperLaunch is a launch of products.
 type hopperLaunch struct {
-	kernel        *cuda.Function
+	kernel, add   *cuda.Function
 	blocks, tiles int     // tiles: pairs of tiles
 	slices        int     // of a sum of k products
 	cost          float64 // microseconds
 }
 
-// partials returns the number of tiles of partial sums: those of all slices but a tile's last one, whose thread block adds them.
-func (l *hopperLaunch) partials() int { return hopperPair * l.tiles * (l.slices - 1) }
-
-// scratch returns the number of float32 of the partial sums and their flags.
-func (l *hopperLaunch) scratch() int {
-	n := l.partials()
-	return n*hopperPartial + attn.Ceil(n, 4)*4
+// sums returns where the sums of a part of a product begin that has several slices, in the product's scratch memory, and the number of
+// float32 of a slice.
+func (o *hopperProduct) sums() (begins [mostParts]int, all int) {
+	for i := range o.parts {
+		begins[i] = all
+		all += attn.Ceil(attn.Product(o.m, o.parts[i].Out), 4) * 4
+	}
+	return begins, all
 }
 
-// flags returns the flags of the partial sums; without partial sums, no buffer.
-func (l *hopperLaunch) flags(of gpu.Memory) gpu.Memory {
-	n := l.partials()
-	if n == 0 {
-		return gpu.Memory{}
+// slicesScratch returns the number of float32 of the sums of slices.
+func (o *hopperProduct) slicesScratch(l *hopperLaunch) int {
+	if l.slices == 1 {
+		return 0
 	}
-	return elementsFrom(of, n*hopperPartial, n)
+	_, n := o.sums()
+	return l.slices * n
 }
 
 // hopperFor reports whether there are kernels for products with m rows.
@@ -155,7 +189,7 @@ func (d *Engine) hopperLaunchOf(t attn.DType, layout hopperLayout, m, k int, par
 	if err != nil {
 		return l, err
 	}
-	l.kernel = kernels.product[layout]
+	l.kernel, l.add = kernels.product[layout], kernels.add
 	key := clusterKey{format: weight.Dense(t), kind: hopperClusters, split: hopperPair, shared: hopperShared}
 	clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, hopperPair, hopperThreads, hopperShared, true))
 	if err != nil {
@@ -164,40 +198,38 @@ func (d *Engine) hopperLaunchOf(t attn.DType, layout hopperLayout, m, k int, par
 	if clusters < 1 {
 		return l, gpu.Errorf("product", attn.ErrUnsupported, "the GPU runs no cluster of %d thread blocks", hopperPair)
 	}
-	steps, below, tiles := attn.Ceil(k, gemmStep), attn.Ceil(m, hopperPair*hopperRows), 0
+	l.tiles, _ = layout.tiles(m, parts)
+	floats, step := 0, hopperStep
 	for i := range parts {
-		if i == 0 || !layout.gate {
-			tiles += attn.Ceil(parts[i].Out, layout.columns())
-		}
+		floats += attn.Product(m, parts[i].Out)
 	}
-	l.tiles = tiles * below
-	most, step := mostSlices, hopperStep
 	if layout.gate {
-		most, step = 1, hopperGates
+		step = hopperGates
 	}
-	var time int
-	l.slices, time = hopperSlices(l.tiles, clusters, steps, most)
-	l.cost, l.blocks = step*float64(time), hopperPair*min(clusters, l.tiles*l.slices)
+	l.slices, l.cost = hopperSlices(l.tiles, clusters, attn.Ceil(k, gemmStep), floats, step)
+	l.blocks = hopperPair * min(clusters, l.tiles*l.slices)
 	return l, nil
 }
 
 const (
-	mostSlices   = 8
-	mostPartials = 1 << 25 // float32
+	mostSlices = 8
+	mostSums   = 1 << 26 // float32 of the sums of slices
 
-	// Costs in steps: of the beginning and the end of a tile, and of several slices: of their addition, and of each slice.
-	sliceEnds, sliceMeeting, sliceSums = 3, 7, 5
-
-	// Estimated microseconds of a step, alone and in gated units, on the scale of persistentStep.
-	hopperStep, hopperGates = 0.65, 0.57
+	// Microseconds, measured on an H200: of a step, and in gated units; of the launches with the beginning and the end of the last tile, of
+	// the end of each other tile; and of several slices: of the launch that adds them, and of a float32 of their sums.
+	hopperStep, hopperGates = 0.55, 0.66
+	hopperEnds, hopperEnd   = 8, 1.5
+	sliceEnds, sliceFloat   = 1, 2.3e-6
 )
 
-// hopperSlices returns the number of slices of k with the least estimated time, and the time in steps.
-func hopperSlices(tiles, clusters, steps, most int) (slices, least int) {
-	for n := 1; n <= min(most, steps) && hopperPair*tiles*(n-1)*hopperPartial <= mostPartials; n++ {
-		time := attn.Ceil(tiles*n, clusters) * (attn.Ceil(steps, n) + sliceEnds)
+// hopperSlices returns the number of slices of k with the least estimated time, and the time in microseconds. floats is the number of
+// results.
+func hopperSlices(tiles, clusters, steps, floats int, step float64) (slices int, least float64) {
+	for n := 1; n <= min(mostSlices, steps) && (n == 1 || n*floats <= mostSums); n++ {
+		waves := float64(attn.Ceil(tiles*n, clusters))
+		time := hopperEnds + waves*float64(attn.Ceil(steps, n))*step + (waves-1)*hopperEnd
 		if n > 1 {
-			time += sliceMeeting + n*sliceSums
+			time += sliceEnds + float64(n*floats)*sliceFloat
 		}
 		if n == 1 || time < least {
 			slices, least = n, time
@@ -206,14 +238,9 @@ func hopperSlices(tiles, clusters, steps, most int) (slices, least int) {
 	return slices, least
 }
 
-// roundTo queues the rounding of lists of float32 to 16 bits, and zeros for flags, which may have no buffer. The length of a list is a
-// multiple of eight.
-func (d *Engine) roundTo(s *cuda.Stream, t attn.DType, flags gpu.Memory, lists ...Convert) error {
-	switch {
-	case len(lists) > 0:
-	case flags.Buffer != nil:
-		return s.Set(flags.Buffer, flags.Offset, 0, 4*int64(flags.Len))
-	default:
+// roundTo queues the rounding of lists of float32 to 16 bits. The length of a list is a multiple of eight.
+func (d *Engine) roundTo(s *cuda.Stream, t attn.DType, lists ...Convert) error {
+	if len(lists) == 0 {
 		return nil
 	}
 	k, err := d.hopperOf(t)
@@ -222,11 +249,9 @@ func (d *Engine) roundTo(s *cuda.Stream, t attn.DType, flags gpu.Memory, lists .
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := hopperRoundParams{flags: flags.AddressOr0()}
-	if flags.Buffer != nil {
-		p.flagged = int32(flags.Len)
-	}
-	memory, end := []gpu.Memory{flags}, 0
+	var p hopperRoundParams
+	var memory []gpu.Memory
+	end := 0
 	for i := range hopperLists {
 		if i < len(lists) {
 			p.x[i], p.y[i] = lists[i].X.Address(), lists[i].Y.Address()
@@ -238,7 +263,7 @@ func (d *Engine) roundTo(s *cuda.Stream, t attn.DType, flags gpu.Memory, lists .
 	return queueNode(d, s, k.round, attn.Ceil(end, trainingThreads*hopperEach), &p, memory...)
 }
 
-// queueHopper queues products. Flags of the launch are 0.
+// queueHopper queues products.
 func (d *Engine) queueHopper(s *cuda.Stream, o *hopperProduct, l *hopperLaunch) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -246,36 +271,56 @@ func (d *Engine) queueHopper(s *cuda.Stream, o *hopperProduct, l *hopperLaunch) 
 		factors: o.factors.AddressOr0(), residual: o.plus.AddressOr0(), rows: int32(o.m), in: int32(o.k), split: hopperPair, beside: 1, stages: hopperStages,
 		activation: int32(o.activation),
 	}, slices: int32(l.slices)}
-	if flags := l.flags(o.scratch); flags.Buffer != nil {
-		p.partials, p.flags = o.scratch.Address(), flags.Address()
+	if o.early {
+		p.of.early = 1
 	}
 	var err error
-	if o.layout.a {
+	rows := max(o.m, o.padded)
+	switch {
+	case o.layout.a:
 		p.of.x, err = d.tensorMap(&o.a, o.wide, o.k, gemmStep)
-	} else {
-		p.of.x, err = d.tensorMap(&o.a, o.wide, o.m, hopperRows)
+	case o.layout.swapped:
+		p.of.x, err = d.tensorMap(&o.a, o.wide, rows, hopperColumns/hopperPair)
+	default:
+		p.of.x, err = d.tensorMap(&o.a, o.wide, rows, hopperRows)
 	}
 	if err != nil {
 		return err
 	}
-	tiles := 0
-	for i := range mostParts {
-		if i < len(o.parts) {
-			part := &o.parts[i]
-			p.of.b[i], p.of.y[i], p.of.out[i] = part.B.AddressOr0(), part.Y.AddressOr0(), int32(part.Out)
-			if o.layout.b {
-				p.of.maps[i], err = d.tensorMap(&part.W, part.Out, o.k, gemmStep/hopperPair)
-			} else {
-				p.of.maps[i], err = d.tensorMap(&part.W, o.k, part.Out, hopperColumns/hopperPair)
-			}
-			if err != nil {
-				return err
-			}
-			if i == 0 || !o.layout.gate {
-				tiles += attn.Ceil(part.Out, o.layout.columns())
-			}
+	_, ends := o.layout.tiles(o.m, o.parts)
+	for i, end := range ends {
+		p.of.tiles[i] = int32(end)
+	}
+	for i := range o.parts {
+		part := &o.parts[i]
+		p.of.b[i], p.of.y[i], p.of.out[i] = part.B.AddressOr0(), part.Y.AddressOr0(), int32(part.Out)
+		switch {
+		case o.layout.b:
+			p.of.maps[i], err = d.tensorMap(&part.W, part.Out, o.k, gemmStep/hopperPair)
+		case o.layout.swapped:
+			p.of.maps[i], err = d.tensorMap(&part.W, o.k, part.Out, o.layout.columns())
+		default:
+			p.of.maps[i], err = d.tensorMap(&part.W, o.k, part.Out, hopperColumns/hopperPair)
 		}
-		p.of.tiles[i] = int32(tiles)
+		if err != nil {
+			return err
+		}
+	}
+	var add hopperAddParams
+	most, added := 0, len(o.parts)
+	if l.slices > 1 {
+		begins, apart := o.sums()
+		add = hopperAddParams{residual: p.of.residual, apart: int64(apart), out: p.of.out, b: p.of.b, y: p.of.y, rows: p.of.rows, slices: int32(l.slices), activation: p.of.activation}
+		for i := range o.parts {
+			add.sums[i] = o.scratch.Address() + 4*uint64(begins[i])
+			most = max(most, attn.Product(o.m, o.parts[i].Out))
+		}
+		add.blocks = int32(attn.Ceil(most, 2*trainingThreads))
+		if o.layout.gate {
+			added = 1
+			add.activation |= gateFlag
+		}
+		p.apart, p.of.residual, p.of.activation, p.of.b, p.of.y = add.apart, 0, int32(attn.NoActivation), [mostParts]uint64{}, add.sums
 	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
@@ -283,7 +328,31 @@ func (d *Engine) queueHopper(s *cuda.Stream, o *hopperProduct, l *hopperLaunch) 
 	for i := range o.parts {
 		d.hold(o.parts[i].W, o.parts[i].B, o.parts[i].Y)
 	}
-	return l.kernel.Launch(s, clusterGrid(l.blocks/hopperPair, hopperPair, hopperThreads, hopperShared, true), &d.args)
+	if err := l.kernel.Launch(s, clusterGrid(l.blocks/hopperPair, hopperPair, hopperThreads, hopperShared, true), &d.args); err != nil || l.slices == 1 {
+		return err
+	}
+	d.args.Reset()
+	cuda.Struct(&d.args, &add)
+	d.hold(o.plus, o.scratch)
+	return l.add.Launch(s, cuda.Grid{Blocks: [3]int{int(add.blocks) * added}, Threads: [3]int{trainingThreads}, Overlap: d.overlap()}, &d.args)
+}
+
+// hopperLayoutOf returns the layout of a Linear with the launch that costs less; no kernel: there is none.
+func (d *Engine) hopperLayoutOf(o *Linear, t attn.DType) (best hopperLayout, launch hopperLaunch, err error) {
+	for _, swapped := range d.orders {
+		layout := hopperLayout{gate: o.Gate, swapped: swapped}
+		if !d.hopperFor(t, o.Rows, layout) {
+			continue
+		}
+		l, err := d.hopperLaunchOf(t, layout, o.Rows, o.In, o.Parts)
+		if err != nil {
+			return best, launch, err
+		}
+		if launch.kernel == nil || l.cost < launch.cost {
+			best, launch = layout, l
+		}
+	}
+	return best, launch, nil
 }
 
 // multiplies reports whether a Linear is a launch of hopper.go: with Products, or with W of 16 bits and RoundX if the launch costs no more
@@ -297,8 +366,7 @@ func (d *Engine) multiplies(o *Linear) (bool, error) {
 	if o.Gate {
 		activations = []attn.Activation{attn.SiLU, attn.GELUTanh}
 	}
-	layout := hopperLayout{gate: o.Gate}
-	if !o.RoundX && o.Products == 0 || o.Narrow() || !slices.Contains(activations, o.Activation) || !d.hopperFor(t, o.Rows, layout) || !canRound(t, o.In) {
+	if !o.RoundX && o.Products == 0 || o.Narrow() || !slices.Contains(activations, o.Activation) || !canRound(t, o.In) {
 		return false, nil
 	}
 	for i := range o.Parts {
@@ -306,12 +374,9 @@ func (d *Engine) multiplies(o *Linear) (bool, error) {
 			return false, nil
 		}
 	}
-	if o.Products != 0 {
-		return true, nil
-	}
-	l, err := d.hopperLaunchOf(t, layout, o.Rows, o.In, o.Parts)
-	if err != nil {
-		return false, err
+	_, l, err := d.hopperLayoutOf(o, t)
+	if err != nil || l.kernel == nil || o.Products != 0 {
+		return l.kernel != nil, err
 	}
 	gemm, err := d.configureGEMM(o)
 	return l.cost*d.hopperTime <= gemm.cost, err
@@ -324,7 +389,7 @@ func (d *Engine) asProduct(o *Linear) (p *hopperProduct, l hopperLaunch, n int, 
 	if t == 0 {
 		t = o.Parts[0].W.DType
 	}
-	p = &hopperProduct{m: o.Rows, k: o.In, wide: o.In, plus: o.Residual, activation: o.Activation, layout: hopperLayout{gate: o.Gate}, parts: slices.Clone(o.Parts)}
+	p = &hopperProduct{m: o.Rows, k: o.In, wide: o.In, plus: o.Residual, activation: o.Activation, parts: slices.Clone(o.Parts), early: o.Early && o.Products == 0}
 	p.a = r.takeOf(o.Rows*o.In, t)
 	p.factors = r.take(o.Rows)
 	r.align()
@@ -334,9 +399,16 @@ func (d *Engine) asProduct(o *Linear) (p *hopperProduct, l hopperLaunch, n int, 
 			r.align()
 		}
 	}
-	l, err = d.hopperLaunchOf(t, p.layout, p.m, p.k, p.parts)
-	p.scratch = r.take(l.scratch())
-	return p, l, r.used, err
+	if p.layout, l, err = d.hopperLayoutOf(o, t); err != nil {
+		return p, l, 0, err
+	}
+	each := hopperPair * hopperRows
+	if p.layout.swapped {
+		each = hopperColumns
+	}
+	p.padded = attn.Ceil(o.Rows, each) * each
+	p.scratch = r.take(p.slicesScratch(&l))
+	return p, l, max(r.used, attn.Ceil(p.padded*o.In, 2)), nil
 }
 
 // queueProduct queues a checked Linear that multiplies.
@@ -348,7 +420,7 @@ func (d *Engine) queueProduct(s *cuda.Stream, o *Linear) error {
 	if err := o.Scratch.CheckFloats("linear", "the scratch", n); err != nil {
 		return err
 	}
-	flags, lists := l.flags(p.scratch), []Convert(nil)
+	var lists []Convert
 	if o.Products != 0 {
 		for i := range o.Parts {
 			lists = append(lists, Convert{N: o.Parts[i].Out * o.In, X: o.Parts[i].W, Y: p.parts[i].W})
@@ -358,7 +430,7 @@ func (d *Engine) queueProduct(s *cuda.Stream, o *Linear) error {
 	if !operands {
 		lists = append(lists, Convert{N: o.Rows * o.In, X: o.X, Y: p.a})
 	}
-	if err := d.roundTo(s, p.a.DType, flags, lists...); err != nil {
+	if err := d.roundTo(s, p.a.DType, lists...); err != nil {
 		return err
 	}
 	if operands {

@@ -40,6 +40,7 @@ type Engine struct {
 
 	leastPairs  int            // the constant, except in tests
 	leastHopper int            // the constant, except in tests
+	orders      []bool         // both, except in tests: values of hopperLayout.swapped
 	hopperTime  float64        // 1, except in tests: factor of the time of products of hopper.go
 	slower      float64        // 1, except in tests: factor of the tiles' time
 	tiled       []tiledCluster // tiledClusters, except in tests
@@ -90,7 +91,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 
 // New loads the kernels. Errors: [kernels.ErrNoImage] if the GPU has none, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, leastHopper: leastHopper, hopperTime: 1, hopper: map[attn.DType]*hopperKernels{}, slower: 1}
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, leastHopper: leastHopper, orders: []bool{false, true}, hopperTime: 1, hopper: map[attn.DType]*hopperKernels{}, slower: 1}
 	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err
@@ -214,7 +215,7 @@ func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) 
 		return d.RMSNorm(s, &RMSNorm{Rows: rows, N: n, Eps: norm.Eps, UnitOffset: norm.UnitOffset, X: x, Gamma: norm.Gamma, Y: y})
 	}
 	if rows >= leastNormRows && inWarps(n) {
-		return d.rowsLayerNorm(s, rows, n, x, y, norm, gpu.Memory{})
+		return d.rowsLayerNorm(s, rows, n, x, y, norm)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

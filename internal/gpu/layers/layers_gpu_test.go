@@ -195,9 +195,9 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 	defer func(splits []int, persistent []persistentTile, tiled []tiledCluster, slower float64) {
 		d.leftOut, d.copied, d.splits, d.persistent, d.tiled, d.slower, d.separateGates = nil, false, splits, persistent, tiled, slower, false
 	}(d.splits, d.persistent, d.tiled, d.slower)
-	defer func(least int) { d.leastHopper, d.hopperTime = least, 1 }(d.leastHopper)
+	defer func(least int, orders []bool) { d.leastHopper, d.orders, d.hopperTime = least, orders, 1 }(d.leastHopper, d.orders)
 	for i := range reftest.AtLeast(cases, func() bool {
-		return (of.rounded == nil || len(of.rounded) == 8) && (of.product == nil || len(of.product) == 2)
+		return (of.rounded == nil || len(of.rounded) == 8) && (of.product == nil || len(of.product) == 4)
 	}) {
 		gates := of.gates || (of.rounded != nil || of.product != nil) && rng.IntN(2) == 0
 		d.splits, d.leftOut = skinnySplits[:], enginetest.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
@@ -275,7 +275,8 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			}
 		}
 		if of.product != nil {
-			d.leastHopper, d.hopperTime, o.Activation = leastHopper, 0, enginetest.Pick(rng, attn.NoActivation, attn.ReLU)
+			d.hopperTime, o.Activation = 0, enginetest.Pick(rng, attn.NoActivation, attn.ReLU)
+			d.leastHopper, d.orders = leastHopper, []bool{rng.IntN(2) == 0}
 			if gates {
 				o.Activation = enginetest.Pick(rng, attn.SiLU, attn.GELUTanh)
 			}
@@ -337,7 +338,9 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			of.rounded[roundedLaunch{k.rows, l.below, d.skinnyLent(l.kind, attn.Ceil(attn.Ceil(in, skinnyBlock), l.split)) > 0}]++
 		}
 		if launch.product && of.product != nil {
-			of.product[hopperLayout{gate: o.Gate}]++
+			layout, _, err := d.hopperLayoutOf(chosen, w)
+			noError(t, err)
+			of.product[layout]++
 		}
 		cut, lost := cutOff(launch.gemm != nil || launch.product, in, launch.parts()), lost(w)
 		if launch.parts() == 1 {

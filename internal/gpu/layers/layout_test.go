@@ -55,7 +55,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"nodes_training.cuh": {"constexpr int TRAINING_EACH = 4;", "constexpr int TILE = 64;", "blockIdx.x / across * TILE, column = blockIdx.x % across * TILE"},
 		"gemm_hopper.cuh": {
 			"constexpr int HOPPER_THREADS = 384; constexpr int HOPPER_ROWS = 128, HOPPER_COLUMNS = 192; constexpr int HOPPER_PAIR = 2;",
-			"HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5; constexpr int HOPPER_PARTIAL = HOPPER_ROWS * HOPPER_COLUMNS;",
+			"HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5;",
 			"constexpr int HOPPER_EACH = 4; constexpr int HOPPER_LISTS = 4;",
 		},
 		"nodes_rows.cuh":   {"constexpr int ROWS_COLUMNS = 128;", "constexpr int ROWS_VECTORS = 8;", "part = blockIdx.x / tiles", "+ threadIdx.x) * 8;", "(TRAINING_THREADS * TRAINING_EACH)"},
@@ -202,6 +202,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/gemm_tiled.cuh", "GemmParams", gemmParams{}},
 		{"kernels/gemm_hopper.cuh", "HopperParams", hopperParams{}},
 		{"kernels/gemm_hopper.cuh", "HopperRoundParams", hopperRoundParams{}},
+		{"kernels/gemm_hopper.cuh", "HopperAddParams", hopperAddParams{}},
 		{"kernels/decode_rows.cuh", "NormParams", normParams{}},
 		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
 		{"kernels/gemm_training.cuh", "TrainingParams", productParams{}},

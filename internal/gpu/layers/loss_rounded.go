@@ -168,7 +168,7 @@ func (d *Engine) lossProductsOf(o *Loss) (r lossProducts, err error) {
 			if err != nil {
 				return r, err
 			}
-			most = max(most, l.scratch())
+			most = max(most, p.slicesScratch(&l))
 		}
 	}
 	r.slices = memory.take(most)
@@ -188,7 +188,7 @@ func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 			return err
 		}
 	}
-	if err := d.roundTo(s, o.Products, gpu.Memory{}, Convert{N: attn.Product(o.Vocabulary, o.Width), X: o.W, Y: r.w}); err != nil {
+	if err := d.roundTo(s, o.Products, Convert{N: attn.Product(o.Vocabulary, o.Width), X: o.W, Y: r.w}); err != nil {
 		return err
 	}
 	product := func(p *hopperProduct, round ...Convert) error {
@@ -197,7 +197,7 @@ func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 			return err
 		}
 		p.scratch = r.slices
-		if err := d.roundTo(s, o.Products, l.flags(r.slices), round...); err != nil {
+		if err := d.roundTo(s, o.Products, round...); err != nil {
 			return err
 		}
 		return d.queueHopper(s, p, &l)

@@ -103,7 +103,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 			columns, box = columns/2, columns/2
 		}
 		l := gemmLaunch{
-			kernel: kernels[kind][parts-1], rows: persistentRows, columns: columns, box: box, parts: parts,
+			kernel: kernels[kind][parts-1], rows: persistentRows, below: persistentRows * tile.split, columns: columns, box: box, parts: parts,
 			split: tile.split, beside: 1, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
 		}
 		l.shared = persistentRing + persistentStaging + 16*l.stages

@@ -151,7 +151,7 @@ func (d *Engine) asHopper(o *Product) (p *hopperProduct, l hopperLaunch, n int, 
 	p.parts = []LinearPart{{Out: o.N, W: r.takeOf(o.K*o.N, o.Products), Y: o.C}}
 	r.align()
 	l, err = d.hopperLaunchOf(o.Products, p.layout, o.M, o.K, p.parts)
-	p.scratch = r.take(l.scratch())
+	p.scratch = r.take(p.slicesScratch(&l))
 	return p, l, r.used, err
 }
 
@@ -183,7 +183,7 @@ func (d *Engine) productRounded(s *cuda.Stream, o *Product) error {
 		if err != nil {
 			return err
 		}
-		if err := d.roundTo(s, o.Products, l.flags(p.scratch), Convert{N: o.M * o.K, X: o.A, Y: p.a}, Convert{N: o.K * o.N, X: o.B, Y: p.parts[0].W}); err != nil {
+		if err := d.roundTo(s, o.Products, Convert{N: o.M * o.K, X: o.A, Y: p.a}, Convert{N: o.K * o.N, X: o.B, Y: p.parts[0].W}); err != nil {
 			return err
 		}
 		return d.queueHopper(s, p, &l)

@@ -50,7 +50,7 @@ func (d *Engine) ofHalves(o *RoundedProducts, p hopperProduct, y gpu.Memory, n i
 	p.a.DType = o.Products
 	p.parts = []LinearPart{{Out: o.In, W: r.takeOf(n, o.Products), Y: y}}
 	l, err := d.hopperLaunchOf(o.Products, p.layout, p.m, p.k, p.parts)
-	p.scratch = r.take(l.scratch())
+	p.scratch = r.take(p.slicesScratch(&l))
 	return p, l, r.used, err
 }
 
@@ -229,7 +229,7 @@ func (d *Engine) RoundedX(s *cuda.Stream, o *RoundedProducts) error {
 		to.Offset, to.Len = to.Offset+2*int64(o.before(i)*o.In), o.Outs[i]*o.In
 		round = append(round, Convert{N: to.Len, X: w, Y: to})
 	}
-	if err := d.roundTo(s, o.Products, l.flags(p.scratch), round...); err != nil {
+	if err := d.roundTo(s, o.Products, round...); err != nil {
 		return err
 	}
 	return d.queueHopper(s, &p, &l)
@@ -312,9 +312,9 @@ func (d *Engine) roundedW(s *cuda.Stream, o *RoundedProducts) error {
 	if err := o.checkScratch("gradient of w", need+o.Rows); err != nil {
 		return err
 	}
-	x, flags := p.parts[0].W, l.flags(p.scratch)
+	x := p.parts[0].W
 	if o.Norm == nil {
-		if err := d.roundTo(s, o.Products, flags, Convert{N: o.Rows * o.In, X: o.X, Y: x}); err != nil {
+		if err := d.roundTo(s, o.Products, Convert{N: o.Rows * o.In, X: o.X, Y: x}); err != nil {
 			return err
 		}
 		return d.queueHopper(s, &p, &l)
@@ -322,7 +322,7 @@ func (d *Engine) roundedW(s *cuda.Stream, o *RoundedProducts) error {
 	if err := o.Norm.check("norm", o.In); err != nil {
 		return err
 	}
-	if err := d.operandsAndFlags(s, &Linear{Rows: o.Rows, In: o.In, X: o.X, Norm: o.Norm, Scratch: o.Scratch}, x, flags); err != nil {
+	if err := d.operandsOf(s, &Linear{Rows: o.Rows, In: o.In, X: o.X, Norm: o.Norm, Scratch: o.Scratch}, x); err != nil {
 		return err
 	}
 	return d.queueHopper(s, &p, &l)
@@ -331,21 +331,12 @@ func (d *Engine) roundedW(s *cuda.Stream, o *RoundedProducts) error {
 // operandsOf queues y, the operands of norm(x) or x in 16 bits, which lie at the beginning of the scratch memory. Behind the operands lie
 // factors of the rows, which are 1 in bfloat16.
 func (d *Engine) operandsOf(s *cuda.Stream, o *Linear, y gpu.Memory) error {
-	return d.operandsAndFlags(s, o, y, gpu.Memory{})
-}
-
-// operandsAndFlags is operandsOf, and zeros for flags.
-func (d *Engine) operandsAndFlags(s *cuda.Stream, o *Linear, y, flags gpu.Memory) error {
 	if n := o.Norm; n != nil && !n.RMS && y.DType == attn.BFloat16 && o.Rows >= leastNormRows && inWarps(o.In) {
-		return d.rowsLayerNorm(s, o.Rows, o.In, o.X, y, n, flags)
+		return d.rowsLayerNorm(s, o.Rows, o.In, o.X, y, n)
 	}
 	d.mu.Lock()
-	err := d.queueOperands(s, o, y.DType, &gemmLaunch{parts: 1})
-	d.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return d.roundTo(s, y.DType, flags) // behind the operands, whose factors may lie there
+	defer d.mu.Unlock()
+	return d.queueOperands(s, o, y.DType, &gemmLaunch{parts: 1})
 }
 
 // RoundedWScratch returns how many float32 Scratch needs for RoundedW. The error is the driver's.

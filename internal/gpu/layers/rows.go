@@ -144,20 +144,16 @@ func inWarps(n int) bool { return n%4 == 0 && n <= 4*rowsVectors*32 }
 
 // rowsLayerNormParams is struct RowsLayerNormParams.
 type rowsLayerNormParams struct {
-	x, gamma, beta, y, flags uint64
-	rows, n                  int32
-	eps                      float32
-	dtype, flagged           int32
-	_                        [4]byte
+	x, gamma, beta, y uint64
+	rows, n           int32
+	eps               float32
+	dtype             int32
 }
 
-// rowsLayerNorm queues a checked layer norm of leastNormRows rows or more. flags, which may have no buffer, become 0.
-func (d *Engine) rowsLayerNorm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm, flags gpu.Memory) error {
-	p := rowsLayerNormParams{flags: flags.AddressOr0(), x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps), dtype: gpu.Code(y.DType)}
-	if flags.Buffer != nil {
-		p.flagged = int32(flags.Len)
-	}
-	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.layerNorm }, attn.Ceil(rows, trainingThreads/32), &p, x, y, norm.Gamma, norm.Beta, flags)
+// rowsLayerNorm queues a checked layer norm of leastNormRows rows or more.
+func (d *Engine) rowsLayerNorm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) error {
+	p := rowsLayerNormParams{x: x.Address(), gamma: norm.Gamma.AddressOr0(), beta: norm.Beta.AddressOr0(), y: y.Address(), rows: int32(rows), n: int32(n), eps: float32(norm.Eps), dtype: gpu.Code(y.DType)}
+	return launchRows(d, s, func(k *rowsKernels) *cuda.Function { return k.layerNorm }, attn.Ceil(rows, trainingThreads/32), &p, x, y, norm.Gamma, norm.Beta)
 }
 
 // inRegisters reports whether threads keep whole rows in registers.
