@@ -2,6 +2,7 @@
 // with _wide as there, and gated_<element>_<rows>_rounded.
 //
 // Needed by: the same prompts and steps of decoders with gated linear units.
+#include "gemm_ready.cuh"
 #include "gemm_skinny.cuh"
 #include "gemm_tiled.cuh"
 
@@ -27,9 +28,7 @@ MATRIX(gated_bf16_128_rounded, AsBF16, 128)
 
 BATCH(gated_batch_f16_32_rounded, AsF16, Float16, 32, 4, 2)
 BATCH(gated_batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1)
-BATCH(gated_batch_f16_64_rounded, AsF16, Float16, 64, 4, 1)
-BATCH(gated_batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)
+READY(gated_batch_f16_64_rounded, AsF16, Float16, true)
 BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2)
 BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1)
-BATCH(gated_batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1)
-BATCH(gated_batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)
+READY(gated_batch_bf16_64_rounded, AsBF16, BFloat16, true)

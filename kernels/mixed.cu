@@ -3,6 +3,7 @@
 // x is rounded to the weights' type, so there is half as much to multiply and to keep.
 //
 // Needed by: prompts and steps of 17 sequences and more in mixed precision: products in two parts take as long as their weights take to come.
+#include "gemm_ready.cuh"
 #include "gemm_skinny.cuh"
 #include "gemm_tiled.cuh"
 
@@ -28,9 +29,7 @@ MATRIX(matrix_bf16_128_rounded, AsBF16, 128)
 
 BATCH(batch_f16_32_rounded, AsF16, Float16, 32, 4, 2)
 BATCH(batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1)
-BATCH(batch_f16_64_rounded, AsF16, Float16, 64, 4, 1)
-BATCH(batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)
+READY(batch_f16_64_rounded, AsF16, Float16, false)
 BATCH(batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2)
 BATCH(batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1)
-BATCH(batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1)
-BATCH(batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)
+READY(batch_bf16_64_rounded, AsBF16, BFloat16, false)

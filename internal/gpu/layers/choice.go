@@ -15,7 +15,9 @@ type linearLaunch struct {
 //	17 to 128   skinny GEMM; a tiled GEMM       2, 1
 //	            where its rings are too short,
 //	            and of more than 32 rows
-//	            where that costs less
+//	            where that costs less. With
+//	            RoundX, a launch makes operands
+//	            of more than 32 rows first
 //	129 to ...  tiled GEMM or persistent GEMM,  2, 1
 //	            whichever costs less; with
 //	            RoundX a product of hopper.go

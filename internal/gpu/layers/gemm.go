@@ -171,8 +171,10 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Narrow() {
 		return d.narrowScratchOf(o)
 	}
-	if l, err := d.choose(o); err != nil || l.skinny != nil {
+	if l, err := d.choose(o); err != nil {
 		return 0, err
+	} else if l.skinny != nil {
+		return l.skinny.scratch(o), nil
 	} else if l.gemm != nil {
 		return l.gemm.scratch(o), nil
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -364,7 +363,7 @@ func TestLinearWithoutClusters(t *testing.T) {
 	}
 }
 
-// A Linear of a batch's rows is one launch of clusters, which have all tiles once, and
+// A Linear of a batch's rows is one launch of clusters, behind one for operands if these are ready, which have all tiles once, and
 // shared memory for what they are told: more than half, so that no two of its blocks
 // are on one multiprocessor, but where they have little to read.
 func TestBatchLaunches(t *testing.T) {
@@ -383,12 +382,26 @@ func TestBatchLaunches(t *testing.T) {
 		o, memory := m.someLinear(t, rng, rows, in)
 		o.RoundX = rng.IntN(2) == 0
 		tiles := o.tilesOf(skinnyTile)
-		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
-			t.Fatalf("%d rows of %d: a scratch of %d elements, %v", rows, in, scratch, err)
+		scratch, err := d.Scratch(&o)
+		noError(t, err)
+		ready := scratch > 0
+		if ready {
+			if scratch != rows*in/2+rows || !o.RoundX || rows <= mostTogether {
+				t.Fatalf("%d rows of %d: a scratch of %d elements", rows, in, scratch)
+			}
+			o.Scratch = m.memory(t, attn.Float32, scratch)
+			memory = append(memory, o.Scratch)
 		}
 		lib.Forget()
 		noError(t, d.Linear(m.Stream, &o))
 		list := enginetest.Launches(lib.Log())
+		if ready {
+			p := (*operandParams)(unsafe.Pointer(&list[0].Arg[0]))
+			if !strings.HasPrefix(list[0].Kernel, "matrix_operands_") || p.x != o.X.Address() || p.lead != o.Scratch.Address() || p.parts != 1 || (p.norm == 1) != (o.Norm != nil) {
+				t.Fatalf("%+v, %+v", list[0], p)
+			}
+			list = list[1:]
+		}
 		if len(list) != 1 || !strings.HasPrefix(list[0].Kernel, "batch_") {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
@@ -401,13 +414,13 @@ func TestBatchLaunches(t *testing.T) {
 		split, clusters := int(p.split), l.Blocks/int(p.split)
 		below := attn.Ceil(rows, each)
 		blocks, mine := attn.Ceil(attn.Ceil(in, skinnyBlock), split), 2*skinnyTile*each
-		if o.Norm != nil {
+		if o.Norm != nil && !ready {
 			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
 		ring, operands := int(p.stages)*skinnyStage, blocks*each*256
 		if rounded { // operands of one part take half as much, and floats what is missing of the ring
 			operands /= 2
-			if registers := map[int]int{32: 8, 64: 4}[each]; blocks > registers && operands > ring {
+			if registers := map[int]int{32: 8, 64: 4}[each]; !ready && blocks > registers && operands > ring {
 				t.Fatalf("%d rows of %d: %d bytes of floats, and %d stages: %+v", rows, in, 2*operands, p.stages, l)
 			}
 		}
@@ -419,8 +432,8 @@ func TestBatchLaunches(t *testing.T) {
 			clusters < 1 || clusters > tiles*below || l.Blocks > 132,
 			p.stages < 2 || p.stages < 3 && each <= 16 || l.Threads != 9*32+64*max(1, each/16) || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
 			p.linearParams.x != o.X.Address() || int(p.rows) != rows || int(p.in) != in || int(p.tiles[mostParts-1]) != tiles,
-			wide != (blocks > map[int]int{8: 16, 16: 8, 32: 4, 64: 4}[each]),
-			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil):
+			ready != (rounded && each == 64), wide != (!ready && blocks > map[int]int{8: 16, 16: 8, 32: 4, 64: 4}[each]),
+			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || (p.norm == 1) != (o.Norm != nil && !ready):
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, p.linearParams, l)
 		}
 		for i := range o.Parts {
@@ -641,72 +654,5 @@ func TestBatchOfWideRows(t *testing.T) {
 				t.Errorf("%+v, rounded %v: a skinny GEMM %v of %d parts, %v", c, round, ok, l.parts(), err)
 			}
 		}
-	}
-}
-
-// Either norm of x is part of the launches that a layer has, and these are the same: of few rows that have no room for
-// their norm, and on GPUs without kernels for many, it is one before them.
-func TestNormLaunches(t *testing.T) {
-	for _, f := range enginetest.Fakes {
-		t.Run(f.Name, func(t *testing.T) {
-			m, lib, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
-			gatedArguments(lib.State())
-			rng := rand.New(rand.NewPCG(9, uint64(f.Capability)))
-			const most, out = 300, 72
-			x, gamma, y := m.memory(t, attn.Float32, most*4096), m.memory(t, attn.Float32, 4096), m.memory(t, attn.Float32, most*out)
-			scratch, ws := m.memory(t, attn.Float32, 512*4097), [...]gpu.Memory{m.memory(t, attn.Float16, out*4096), m.memory(t, attn.Float32, out*4096)}
-			within := 0 // launches that have the norm within
-			for range 60 {
-				w := enginetest.Pick(rng, ws[0], ws[0], ws[1])
-				o := Linear{Rows: enginetest.Pick(rng, 1, 2, 3, 16, 17, 64, 150, most), In: enginetest.Pick(rng, 64, 520, 2048, 4096), X: x, RoundX: rng.IntN(2) == 0, Scratch: scratch}
-				for range 1 + rng.IntN(2) {
-					o.Parts = append(o.Parts, LinearPart{W: w, Y: y, Out: out})
-				}
-				if o.Gate = len(o.Parts) == 2 && rng.IntN(2) == 0; o.Gate {
-					o.Activation = attn.SiLU
-				}
-				kernels := func(norm Norm) (names []string) {
-					o.Norm = &norm
-					lib.Forget()
-					noError(t, d.Linear(m.Stream, &o))
-					for _, name := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(lib.Log(), -1) {
-						if name[1] == "decoder_norm" || name[1] == "node_rms_norm" {
-							name[1] = "norm"
-						}
-						names = append(names, name[1])
-					}
-					if names[0] == "norm" {
-						return names
-					}
-					for _, l := range enginetest.Launches(lib.Log()) {
-						kind, offset, arg := norm.kind(), norm.offset(), unsafe.Pointer(&l.Arg[0])
-						switch {
-						case strings.HasPrefix(l.Kernel, "matrix_operands_"):
-							kind, offset = (*operandParams)(arg).norm, (*operandParams)(arg).offset
-						case strings.Contains(l.Kernel, "batch_"):
-							kind, offset = (*skinnyParams)(arg).norm, (*skinnyParams)(arg).offset
-						case strings.Contains(l.Kernel, "linear_"):
-							kind, offset = (*linearParams)(arg).norm, (*linearParams)(arg).offset
-						default:
-							continue
-						}
-						if within++; kind != norm.kind() || offset != norm.offset() {
-							t.Fatalf("%s: norm %d, offset %v, want %+v", l.Kernel, kind, offset, norm)
-						}
-					}
-					return names
-				}
-				layer, rms := kernels(Norm{Gamma: gamma, Eps: 1e-5}), kernels(Norm{Gamma: gamma, Eps: 1e-5, RMS: true, UnitOffset: true})
-				if !slices.Equal(layer, rms) {
-					t.Fatalf("%d rows of %d: a layer norm is in %q, one by the root mean square in %q", o.Rows, o.In, layer, rms)
-				}
-			}
-			if within == 0 {
-				t.Error("no launch has a norm")
-			}
-			for _, x := range []gpu.Memory{x, gamma, y, scratch, ws[0], ws[1]} {
-				noError(t, x.Buffer.Close())
-			}
-		})
 	}
 }

@@ -197,7 +197,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 	}(d.splits, d.persistent, d.tiled, d.slower)
 	defer func(least int, orders []bool) { d.leastHopper, d.orders, d.hopperTime = least, orders, 1 }(d.leastHopper, d.orders)
 	for i := range reftest.AtLeast(cases, func() bool {
-		return (of.rounded == nil || len(of.rounded) == 8) && (of.product == nil || len(of.product) == 4)
+		return (of.rounded == nil || len(of.rounded) == 6) && (of.product == nil || len(of.product) == 4)
 	}) {
 		gates := of.gates || (of.rounded != nil || of.product != nil) && rng.IntN(2) == 0
 		d.splits, d.leftOut = skinnySplits[:], enginetest.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
@@ -409,7 +409,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			noError(t, memory[i].Buffer.Close())
 		}
 	}
-	if of.rounded != nil && len(of.rounded) < 8 {
+	if of.rounded != nil && len(of.rounded) < 6 {
 		t.Errorf("only %v", of.rounded)
 	}
 }

@@ -137,6 +137,10 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"return most * (BLOCK / 4) <= FEW * LANES;", "return few() ? 0 : (most * (FLOATS - X) + SKINNY_STAGE - 1) / SKINNY_STAGE;",
 			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
 		},
+		"gemm_ready.cuh": {
+			"constexpr int READY_ROWS = 64;", "SkinnyGemm<T, Keys, READY_ROWS, 1, GATES, 1>", "__launch_bounds__(skinnyThreads(64), 1)",
+			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * Base::X); b.mine = b.partials + 2 * Base::PARTIALS;",
+		},
 		"matrix.cu": {
 			"BATCH(batch_f16_8, AsF16, Float16, 8, 8, 2) BATCH(batch_f16_8_wide, AsF16, Float16, 8, 16, 1) BATCH(batch_f16_16, AsF16, Float16, 16, 8, 2) BATCH(batch_f16_16_wide, AsF16, Float16, 16, 16, 1)",
 			"BATCH(batch_f16_32, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide, AsF16, Float16, 64, 1, 1)",
@@ -146,14 +150,14 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"mixed.cu": {
 			"SkinnyGemm<T, KEYS, ROWS, FEW, false, 1>::run(p);", "TiledGemm<T, ROWS, false, 1>::run(p);",
 			"MATRIX(matrix_f16_32_rounded, AsF16, 32) MATRIX(matrix_f16_64_rounded, AsF16, 64) MATRIX(matrix_f16_128_rounded, AsF16, 128) MATRIX(matrix_bf16_32_rounded, AsBF16, 32) MATRIX(matrix_bf16_64_rounded, AsBF16, 64) MATRIX(matrix_bf16_128_rounded, AsBF16, 128)",
-			"BATCH(batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
-			"BATCH(batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
+			"BATCH(batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) READY(batch_f16_64_rounded, AsF16, Float16, false)",
+			"BATCH(batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) READY(batch_bf16_64_rounded, AsBF16, BFloat16, false)",
 		},
 		"gated_mixed.cu": {
 			"SkinnyGemm<T, KEYS, ROWS, FEW, true, 1>::run(p);", "TiledGemm<T, ROWS, true, 1>::run(p);",
 			"MATRIX(gated_f16_32_rounded, AsF16, 32) MATRIX(gated_f16_64_rounded, AsF16, 64) MATRIX(gated_f16_128_rounded, AsF16, 128) MATRIX(gated_bf16_32_rounded, AsBF16, 32) MATRIX(gated_bf16_64_rounded, AsBF16, 64) MATRIX(gated_bf16_128_rounded, AsBF16, 128)",
-			"BATCH(gated_batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(gated_batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(gated_batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
-			"BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
+			"BATCH(gated_batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) READY(gated_batch_f16_64_rounded, AsF16, Float16, true)",
+			"BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) READY(gated_batch_bf16_64_rounded, AsBF16, BFloat16, true)",
 		},
 		"gemm_gemv.cuh": {
 			"enum : int { NO_NORM = 0, LAYER_NORM = 1, RMS_NORM = 2 };",

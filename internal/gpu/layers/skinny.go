@@ -28,10 +28,13 @@ const (
 const groupCapability = 90
 
 // skinnyKinds are the kernels: the parts of x's elements, the rows of x of a block, how many column blocks of x its
-// lanes keep in registers (not wide, and wide), and its epilogue warps.
-var skinnyKinds = [...]struct{ parts, rows, few, wide, epilogues int }{
-	{2, 8, 16, 32, 2}, {2, 16, 8, 16, 2}, {2, 32, 4, 8, 4}, {2, 64, 4, 1, 8},
-	{1, 32, 4, 8, 4}, {1, 64, 4, 1, 8},
+// lanes keep in registers (not wide, and wide), and its epilogue warps. ready: a launch makes operands of x first (kernels/gemm_ready.cuh).
+var skinnyKinds = [...]struct {
+	parts, rows, few, wide, epilogues int
+	ready                             bool
+}{
+	{2, 8, 16, 32, 2, false}, {2, 16, 8, 16, 2, false}, {2, 32, 4, 8, 4, false}, {2, 64, 4, 1, 8, false},
+	{1, 32, 4, 8, 4, false}, {1, 64, 0, 0, 8, true},
 }
 
 const (
@@ -66,6 +69,7 @@ const (
 	skinnyMore     = 0.4 // for each eight rows after the first 16
 	skinnyMeeting  = 8
 	skinnyLarge    = 26
+	skinnyReady    = 12 // a launch that makes operands of x
 
 	// With the rows in two neighbouring clusters each weight is read twice, the second time from the L2 cache: the
 	// cost of that for each cluster.
@@ -102,6 +106,9 @@ func (d *Engine) loadSkinny(m *cuda.Module, prefix string, of weight.Format, par
 				return nil, err
 			}
 			k[i][wide] = f
+			if skinnyKinds[i].ready { // no slice is in registers
+				break
+			}
 		}
 	}
 	return k, nil
@@ -154,7 +161,7 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyLaunch, err error) {
 	tiles, blocks := o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
 	l = skinnyLaunch{kind: kind, split: split, below: below}
-	if blocks > d.fewOf(kind) {
+	if blocks > d.fewOf(kind) && !skinnyKinds[kind].ready {
 		l.wide = 1
 	}
 	reads := attn.Ceil(below*tiles*o.together()*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
@@ -187,8 +194,12 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	if l.stages < leastSkinnyStages {
 		cost *= skinnyShort
 	}
-	eights := float64(skinnyKinds[l.kind].rows / 8)
-	cost += float64(blocks) * (min(eights, 2)*skinnyOperands + max(eights-2, 0)*skinnyMore)
+	if k := &skinnyKinds[l.kind]; k.ready {
+		cost += skinnyReady
+	} else {
+		eights := float64(k.rows / 8)
+		cost += float64(blocks) * (min(eights, 2)*skinnyOperands + max(eights-2, 0)*skinnyMore)
+	}
 	if l.split > mostSplit {
 		cost += skinnyLarge
 	}
@@ -204,7 +215,7 @@ func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
 	}
 	weights := elements * float64(o.format().Bytes())
 	t := max(weights/memoryRate, float64(l.below)*weights/cacheRate, elements*float64(l.below*k.rows*k.parts)/(skinnyRate*float64(sms)))
-	if l.stages < leastSkinnyStages {
+	if l.stages < leastSkinnyStages || k.ready && l.stages < someSkinnyStages {
 		t *= skinnyShort
 	}
 	ends := skinnyEnds + skinnyColumn*(float64(o.In)+elements/float64(o.In))
@@ -218,7 +229,7 @@ func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
 // operands of one part.
 func (d *Engine) skinnyLent(kind, blocks int) int {
 	k := &skinnyKinds[kind]
-	if blocks <= max(d.fewOf(kind), k.wide) {
+	if k.ready || blocks <= max(d.fewOf(kind), k.wide) {
 		return 0
 	}
 	return attn.Ceil(blocks*k.rows*(skinnyFloat-k.parts*skinnyX), skinnyStage)
@@ -237,7 +248,7 @@ func (d *Engine) skinnyShared(kind, blocks int, norm bool, reads int) (shared, s
 		least--
 	}
 	least = max(least, d.skinnyLent(kind, blocks))
-	if norm { // before the partials: moments, gamma and beta
+	if norm && !k.ready { // before the partials: moments, gamma and beta
 		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
 	}
 	rest := skinnyFixed + blocks*rows*k.parts*skinnyX + 4*(partials*rows+mine)
@@ -270,6 +281,17 @@ type fusedAppend struct {
 	_             [4]byte
 }
 
+// operands returns the launch that makes operands of x for a launch of a kind that is ready.
+func (l *skinnyLaunch) operands() *gemmLaunch { return &gemmLaunch{parts: skinnyKinds[l.kind].parts} }
+
+// scratch returns how many float32 the operands take.
+func (l *skinnyLaunch) scratch(o *Linear) int {
+	if !skinnyKinds[l.kind].ready {
+		return 0
+	}
+	return l.operands().scratch(o)
+}
+
 // queueSkinny queues a checked Linear of a batch's rows, and stores its results in a cache if keep has one.
 func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fusedAppend, cache ...gpu.Memory) error {
 	kernels, err := d.skinnyOf(o)
@@ -279,7 +301,20 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fus
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := skinnyParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
-	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyKinds[l.kind].rows); err != nil {
+	kind, norm := &skinnyKinds[l.kind], o.Norm
+	if kind.ready {
+		if err := o.Scratch.CheckFloats("linear", "the scratch", l.scratch(o)); err != nil {
+			return err
+		}
+		if err := d.queueOperands(s, o, o.Parts[0].W.DType, l.operands()); err != nil {
+			return err
+		}
+		norm = nil
+		p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, kind.parts, kind.rows, 1)
+	} else {
+		p.x, err = d.tensorMap(&o.X, o.In, o.Rows, kind.rows)
+	}
+	if err != nil {
 		return err
 	}
 	// A box of two neighbouring column blocks loads 5% faster than two boxes.
@@ -287,8 +322,12 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fus
 	if pairs {
 		p.pairs = 1
 	}
-	if err := d.linearArgs(&p.linearParams, o, o.Norm, 0, skinnyTile, pairs); err != nil {
+	if err := d.linearArgs(&p.linearParams, o, norm, 0, skinnyTile, pairs); err != nil {
 		return err
+	}
+	if kind.ready {
+		p.gamma = l.operands().factors(o)
+		d.hold(o.Scratch)
 	}
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
