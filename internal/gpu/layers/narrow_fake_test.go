@@ -126,6 +126,20 @@ func TestNarrowArguments(t *testing.T) {
 	}
 }
 
+// TestFewWork: the busiest cluster's stages and tiles, counted by hand.
+func TestFewWork(t *testing.T) {
+	for _, c := range []struct{ pieces, clusters, most, kind, stages, tiles int }{
+		{448, 66, 32, 0, 56, 3}, // seven pieces: tiles of 1, 4 and 2, or of 4, 2 and 1
+		{96, 16, 8, 0, 12, 2},   // six
+		{64, 64, 4, 1, 1, 1},    // one, of two jobs
+		{5, 5, 3, 0, 1, 1},      // three of a stage's four jobs
+	} {
+		if stages, tiles := fewWork(c.pieces, c.clusters, c.most, c.kind); stages != c.stages || tiles != c.tiles {
+			t.Errorf("%+v: %d stages, %d tiles", c, stages, tiles)
+		}
+	}
+}
+
 // TestNarrowFew: few rows are launches by clusters, which have x itself and its order.
 func TestNarrowFew(t *testing.T) {
 	m, launches, d := fakeNarrow(t, 90, 132, 232448)
