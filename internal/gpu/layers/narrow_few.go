@@ -126,7 +126,9 @@ func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (s
 func (d *Engine) fewRows(s *cuda.Stream, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
 	rows := min(p.rows, o.Rows-row)
 	a := l.arguments(o, p, row, rows)
-	a.ahead = 0 // a prefetch made launches on an H200 up to 10% longer
+	if !l.packed.Super {
+		a.ahead = 0 // a prefetch made launches on an H200 up to 10% longer
+	}
 	a.x, a.columns, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*p.parts), int32(o.In), int32(l.ranks)
 	part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
 	if l.packed.Order > 0 {

@@ -69,13 +69,15 @@ const (
 	skinnyMore     = 0.4 // for each eight rows after the first 16
 	skinnyMeeting  = 8
 	skinnyLarge    = 26
-	skinnyReady    = 12 // a launch that makes operands of x
+	skinnyReady    = 20 // a launch that makes operands of x
 
 	// With the rows in two neighbouring clusters each weight is read twice, the second time from the L2 cache: the
 	// cost of that for each cluster.
 	skinnyBeside = 0.6
 	skinnyShort  = 1.3 // the same for a ring shorter than leastSkinnyStages
 	mostBeside   = 2
+
+	skinnyShorter = 2 // of a kind that is ready, shorter than someSkinnyStages
 
 	// A block that reads at most skinnyLittle leaves space for a block of the next launch, if possible.
 	skinnyLittle = 64 << 10
@@ -191,7 +193,9 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	if l.below > 1 {
 		cost *= skinnyBeside
 	}
-	if l.stages < leastSkinnyStages {
+	if skinnyKinds[l.kind].ready && l.stages < someSkinnyStages {
+		cost *= skinnyShorter
+	} else if l.stages < leastSkinnyStages {
 		cost *= skinnyShort
 	}
 	if k := &skinnyKinds[l.kind]; k.ready {
@@ -282,7 +286,10 @@ type fusedAppend struct {
 }
 
 // operands returns the launch that makes operands of x for a launch of a kind that is ready.
-func (l *skinnyLaunch) operands() *gemmLaunch { return &gemmLaunch{parts: skinnyKinds[l.kind].parts} }
+func (l *skinnyLaunch) operands() *gemmLaunch {
+	k := &skinnyKinds[l.kind]
+	return &gemmLaunch{parts: k.parts, rows: k.rows, beside: 1, below: 1}
+}
 
 // scratch returns how many float32 the operands take.
 func (l *skinnyLaunch) scratch(o *Linear) int {
@@ -310,7 +317,7 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fus
 			return err
 		}
 		norm = nil
-		p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, kind.parts, kind.rows, 1)
+		p.x, err = d.operandMap(o, l.operands())
 	} else {
 		p.x, err = d.tensorMap(&o.X, o.In, o.Rows, kind.rows)
 	}
