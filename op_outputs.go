@@ -1,0 +1,249 @@
+package leanattention
+
+import (
+	"fmt"
+	"hash"
+	"sync"
+	"sync/atomic"
+	"weak"
+
+	"gorgonia.org/leanattention/internal/operand"
+
+	"gorgonia.org/leanattention/internal/errs"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/attention"
+	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/stock"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// logs returns the store for the log-sum-exp of a run; nil if no node reads it.
+func (op *attentionOp) logs() *lseStore { return op.lse.asked() }
+
+// lseStore passes the log-sum-exp from an attention op to the op of its node, because an op of Gorgonia has one output. Clones of a graph
+// share their ops and may run at the same time. So the store keeps each log-sum-exp with its output, while something refers to the output.
+type lseStore struct {
+	wanted atomic.Bool // a node asks for it
+	mu     sync.Mutex
+	of     map[weak.Pointer[tensor.Dense]]G.Value
+}
+
+// asked returns s if a node reads the log-sum-exp, else nil.
+func (s *lseStore) asked() *lseStore {
+	if s.wanted.Load() {
+		return s
+	}
+	return nil
+}
+
+func (s *lseStore) put(result, logs G.Value) {
+	if s == nil {
+		return
+	}
+	if d, ok := ongpu.Of(result); ok { // a new one at each run, with room for it
+		d.LSE = ongpu.Must(logs)
+		return
+	}
+	out := result.(*tensor.Dense)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == nil {
+		s.of = make(map[weak.Pointer[tensor.Dense]]G.Value)
+	}
+	for p := range s.of { // runs whose log-sum-exp nobody asked for
+		if p.Value() == nil {
+			delete(s.of, p)
+		}
+	}
+	s.of[weak.Make(out)] = logs
+}
+
+// take removes and returns the log-sum-exp of out. A value is returned once, since the node that gets it may overwrite it.
+func (s *lseStore) take(out G.Value) G.Value {
+	if d, ok := ongpu.Of(out); ok && d.LSE != nil {
+		lse := d.LSE
+		d.LSE = nil
+		return lse.Value()
+	}
+	o, ok := out.(*tensor.Dense)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := weak.Make(o)
+	lse, ok := s.of[p]
+	if !ok {
+		return nil
+	}
+	delete(s.of, p)
+	return lse
+}
+
+// LogSumExp adds the second result of an attention to the graph: for each query the natural logarithm of the sum of the
+// exponentials of its scores,
+//
+//	lse[b,h,i] = log sum_j exp(s_j),  s_j = scale * q[b,h,i].k[b,h',j]
+//
+// over the keys that the query sees. out is the node that [Attention] or [CachedAttention] has returned.
+//
+//   - The scores are those that the softmax is of, with [WithSoftCap], [WithALiBi] and [WithBias].
+//   - [WithSinks] adds its exponential to the sum.
+//   - A query that sees no key has -Inf, or with WithSinks the sink of its head.
+//   - The shape is (B, H, Nq), or that without B, and (T, H) for CachedAttention.
+//   - The element type is q's; on a GPU it is float32.
+//   - For Attention the node has gradients in q, k, the bias and the sinks.
+//   - A second call for the same node returns the same node.
+//
+// Errors: [ErrGraph] for any other node.
+func LogSumExp(out *G.Node) (lse *G.Node, err error) {
+	const op = "LogSumExp"
+	defer errs.RecoverTo(op, &err)
+	if out == nil || out.Graph() == nil {
+		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
+	}
+	switch of := out.Op().(type) {
+	case interface{ attention() *attentionOp }:
+		if v := of.attention().score.Variant; v != nil && v.Unnormalised {
+			return nil, errs.Errorf(op, ErrUnsupported, "the attention has a Variant that is Unnormalised: its weights have no sum")
+		}
+		return of.attention().lseNode(out, stock.ChildrenOf(out))
+	case interface{ cached() *cachedOp }:
+		c := of.cached()
+		if v := c.score.Variant; v != nil && v.Unnormalised {
+			return nil, errs.Errorf(op, ErrUnsupported, "the attention has a Variant that is Unnormalised: its weights have no sum")
+		}
+		l := &lseOp{of: "CachedAttention", inRank: out.Dims(), dtype: c.rows.LSEType(), shape: c.rows.LSEShape(), from: &c.lse}
+		return newLSE(l, out, out)
+	}
+	return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
+}
+
+// lseNode is the node of the log-sum-exp of the attention node out, whose inputs are given: its gradients are in them.
+func (op *attentionOp) lseNode(out *G.Node, inputs G.Nodes) (*G.Node, error) {
+	l := &lseOp{of: "Attention", inRank: op.rank, dtype: operand.LSEType(op.query), shape: op.lseShape(), from: &op.lse, attention: op}
+	return newLSE(l, out, lseChildren(out, inputs)...)
+}
+
+// newLSE adds a node of a log-sum-exp to the graph.
+func newLSE(op *lseOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
+	n, err := ongpu.Apply(op.of, placeLSE(op, out), children...)
+	if err == nil {
+		op.from.wanted.Store(true)
+	}
+	return n, err
+}
+
+func (op *attentionOp) attention() *attentionOp { return op }
+
+// Entropy adds the entropy of an attention's weights to the graph: for each query
+//
+//	entropy[b,h,i] = -sum_j p_j ln p_j
+//
+// over the keys that the query sees, with the weights p_j of [Attention]. out is the node that [Attention] or [CachedAttention] has returned.
+//
+//   - Shape and element type are those of [LogSumExp]. A query that sees no key has 0.
+//   - [WithSinks] takes a part of the weights: the sum is over the keys alone.
+//   - The node has no gradient.
+//   - [ErrUnsupported]: GPUs, trees ([Append.Parents]), [WithDropout], [WithBatchInvariance], and an Unnormalised [Variant].
+//   - A second call for the same node returns the same node.
+//
+// Other errors: [ErrGraph] for any other node.
+func Entropy(out *G.Node) (entropy *G.Node, err error) {
+	const op = "Entropy"
+	defer errs.RecoverTo(op, &err)
+	if out == nil || out.Graph() == nil {
+		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
+	}
+	var g attn.Problem
+	l := &lseOp{entropy: true, inRank: out.Dims()}
+	switch of := out.Op().(type) {
+	case interface{ attention() *attentionOp }:
+		a := of.attention()
+		g = a.geometry(&a.config)
+		l.of, l.dtype, l.shape, l.from = "Attention", operand.LSEType(a.query), a.lseShape(), &a.entropy
+	case interface{ cached() *cachedOp }:
+		c := of.cached()
+		if gpu := c.step.cache.config.Device; gpu != nil {
+			return nil, errs.Errorf(op, ErrUnsupported, "the cache is on %v: caches in host memory have entropies", gpu)
+		}
+		g = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer)
+		l.of, l.dtype, l.shape, l.from = "CachedAttention", c.rows.LSEType(), c.rows.LSEShape(), &c.entropy
+	default:
+		return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
+	}
+	if err := attention.CanMeasure("attend", &g); err != nil {
+		return nil, errs.Errorf(op, ErrUnsupported, "%v", err)
+	}
+	return newLSE(l, out, out)
+}
+
+// lseOp is the node of [LogSumExp] or [Entropy]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
+// the store. Its other inputs are those of the attention, for the gradient.
+type lseOp struct {
+	graph.Plain
+	of     string
+	inRank int
+	dtype  tensor.Dtype
+	shape  tensor.Shape
+	from   *lseStore
+
+	entropy   bool         // in place of the log-sum-exp
+	attention *attentionOp // nil: of a cache, or an entropy, without gradient
+}
+
+// ReadsFirst implements [ongpu.FirstOp]: the other inputs are for the gradient.
+func (op *lseOp) ReadsFirst() {}
+
+func (op *lseOp) Arity() int {
+	if op.attention == nil {
+		return 1
+	}
+	return op.attention.Arity() // for v the output
+}
+
+func (op *lseOp) Type() hm.Type {
+	args := []hm.Type{G.TensorType{Dims: op.inRank, Of: hm.TypeVariable('a')}}
+	if op.attention != nil {
+		args = append(args, op.attention.lseInputTypes()...)
+	}
+	return hm.NewFnType(append(args, G.TensorType{Dims: len(op.shape), Of: op.dtype})...)
+}
+func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
+func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
+	if len(in) > 0 {
+		if t := op.from.take(in[0]); t != nil {
+			return t, nil
+		}
+	}
+	return nil, errs.Errorf(op.of, ErrState, "the "+op.what()+" was asked for before the attention ran")
+}
+func (op *lseOp) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "leanattention.LSE of %s %v %v entropy %t", op.of, op.dtype, op.shape, op.entropy)
+}
+func (op *lseOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *lseOp) String() string {
+	if op.entropy {
+		return "Entropy"
+	}
+	return "LSE"
+}
+
+func (op *lseOp) what() string {
+	if op.entropy {
+		return "entropy"
+	}
+	return "log-sum-exp"
+}
+
+var (
+	_ G.SDOp = (*attentionOp)(nil)
+	_ G.ADOp = (*attentionOp)(nil)
+	_ G.SDOp = (*lseOp)(nil)
+	_ G.ADOp = (*lseOp)(nil)
+)
