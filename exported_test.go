@@ -595,6 +595,14 @@ func operandCases(t *testing.T) map[string]operandCase {
 		"nn.Concat":     two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
 		"nn.Linear":     {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
 		"nn.HeadLinear": two(func(a, b *G.Node) (*G.Node, error) { return nn.HeadLinear(a, b, 1) }),
+		"nn.Recompute": {build: func(in in) error {
+			x := in(2, 3)
+			y, err := nn.Add(x, typed(x.Dtype(), x, "own", 2, 3))
+			if err != nil {
+				return err
+			}
+			return second(nn.Recompute(x, y))
+		}, apart: true},
 		"nn.CrossEntropy": {build: func(in in) error {
 			x := in(4, 4)
 			return second(nn.CrossEntropy(x, in(4, 4), in(4), typed(tensor.Int, x, "targets", 4)))
