@@ -67,7 +67,7 @@
 // # CPU kernels
 //
 // The CPU engine has kernels in AMX, AVX-512, AVX2, NEON and plain Go, and uses the best that the machine has. The environment variable
-// LEANATTENTION_CPU (amx, avx512, avx2, neon or go) selects others; if the machine does not have them, every call is [ErrOption]. The
+// LEANATTENTION_CPU (amx, avx512, avx2, neon or go) selects other kernels. Without them in the machine, every call is [ErrOption]. The
 // build tag noasm leaves the assembly out. With AMX, a process asks Linux for tile registers at its start; signal stacks that C code makes
 // must then have the size that sysconf returns. With NEON, norms and activations are plain Go.
 //

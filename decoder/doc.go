@@ -61,9 +61,9 @@
 // products with E4M3 are those of float32, and products with integers on CPUs round activations to 8 bits by block of 32, unless
 // [Options].Exact. Loading takes the memory of the loaded weights, and of one matrix of the folder.
 //
-// Several GPUs and ranks split these matrices by rows and by columns, with the same numbers. A matrix of the files whose columns do not
-// divide into whole blocks, or have an order, becomes float16. Ranks round their own columns: with int8 and E4M3, a rank's part of a row
-// has a scale.
+// Several GPUs and ranks split matrices of 8 and fewer bits by rows and by columns, with the same numbers. A matrix of the files becomes
+// float16 if its columns do not divide into whole blocks, or have an order. Ranks round their own columns: with int8 and E4M3, each rank's
+// part of a row has a scale of its own.
 //
 // # Families
 //

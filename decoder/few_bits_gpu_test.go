@@ -86,7 +86,7 @@ func TestGPUFewBits(t *testing.T) {
 	}
 }
 
-// TestGPUsFewBits: several GPUs have the logits of the CPU with weights that are rounded, and with those of a GGUF file, of which columns
+// TestGPUsFewBits: several GPUs have the logits of the CPU with rounded weights, and with weights of a GGUF file, of which columns
 // that do not divide into whole blocks are float16.
 func TestGPUsFewBits(t *testing.T) {
 	gpus := devicetest.OpenSome(t, 2)

@@ -261,7 +261,7 @@ func (p *placement) numbers(dst []float32, from Weights, w *Weight, begin, end, 
 	if n < w.Shape[1] {
 		wide = make([]float32, (end-begin)*w.Shape[1])
 	}
-	if s, ok := from.(source); ok { // no other memory
+	if s, ok := from.(source); ok { // float32s decodes into wide
 		name, shape := w.tensor()
 		if err := s.float32s(wide, name, shape, w.From.Row+begin, w.From.Row+end); err != nil {
 			return err
@@ -284,8 +284,8 @@ func (p *placement) numbers(dst []float32, from Weights, w *Weight, begin, end, 
 	return nil
 }
 
-// quantisedColumns returns columns of a matrix, nil if they are not whole blocks and groups or are not in order. All columns are the matrix
-// itself.
+// quantisedColumns returns columns of a matrix; nil if the columns are not whole blocks and groups, or have an order. With all columns, the
+// result is the matrix itself.
 func quantisedColumns(q *nn.Quantised, left, right int) *nn.Quantised {
 	n, block, group := right-left, blockElements(q.Format), max(q.Group, 1)
 	switch {

@@ -209,10 +209,10 @@ func (g *GPU) UploadWeight(w G.Value) (on G.Value, free func() error, err error)
 	return g.uploadWeight("GPU.UploadWeight", w, ongpu.OnFirst)
 }
 
-// UploadWeightSharded is [GPU.UploadWeight] for several GPUs, as [GPU.UploadSharded] is [GPU.Upload]. Each GPU has rows, with
-// axis 0, or columns, with axis 1, with the same numbers and scales as w.
+// UploadWeightSharded copies a matrix of weights to several GPUs, as [GPU.UploadWeight] does to one. With axis 0, each GPU has
+// some rows, and with axis 1 some columns. Numbers and scales are those of w.
 //
-// Errors: those of UploadSharded, and ErrUnsupported for columns that do not divide into whole blocks and groups, or have an
+// Errors: those of [GPU.UploadSharded], and ErrUnsupported for columns that do not divide into whole blocks and groups, or have an
 // Order.
 func (g *GPU) UploadWeightSharded(w G.Value, axis int) (on G.Value, free func() error, err error) {
 	const op = "GPU.UploadWeightSharded"
@@ -222,7 +222,7 @@ func (g *GPU) UploadWeightSharded(w G.Value, axis int) (on G.Value, free func() 
 	return g.uploadWeight(op, w, axis)
 }
 
-// UploadWeightReplicated is [GPU.UploadWeight] to each of several GPUs, as [GPU.UploadReplicated] is [GPU.Upload].
+// UploadWeightReplicated copies a matrix of weights to each of several GPUs, as [GPU.UploadWeight] does to one.
 func (g *GPU) UploadWeightReplicated(w G.Value) (on G.Value, free func() error, err error) {
 	return g.uploadWeight("GPU.UploadWeightReplicated", w, ongpu.OnAll)
 }

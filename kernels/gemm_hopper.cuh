@@ -1,16 +1,18 @@
-// Products of 16-bit operands with about a hundred rows and more, on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
+// Products of 16-bit operands with more than 128 rows, on compute capability 9.0: c = f(a b^T + bias) + plus, with sums of float32.
 //
-// a has M rows and b N rows of K elements. In a layer, a is x and b are the weights, or with SWAPPED a are the weights and b is x: with up to
-// 192 rows, and with some more than a multiple of 192, fewer rows of tiles are empty then, and each weight is read once. In memory an operand is row-major, or its transpose is (ACROSS): tensor cores read both from
-// shared memory, so gradients need no transposes. A tile is 128 rows of a by 192 of b. Two thread blocks are a cluster, which walks pairs
-// of tiles with the same rows of b: each block copies half of the rows for both.
+// a has M rows and b N rows of K elements. In memory an operand is row-major, or its transpose is (ACROSS): tensor cores read both from shared
+// memory, so gradients need no transposes. A tile is 128 rows of a by 192 of b. Two thread blocks are a cluster, which walks pairs of tiles
+// with the same rows of b: each block copies half of the rows for both.
+//
+// In a layer, x is a, and the weights are b. With SWAPPED, the weights are a, and x is b: a pair of tiles then has 192 rows of x instead of 256,
+// so fewer rows of tiles are empty with, for example, 150 or 350 rows of x.
 //
 // A producer warp copies steps of 64 elements of k to a ring. Each of two consumer warp groups has tiles of its own, every second one: while
 // one multiplies, the other one stores its sums.
 //
 // If tiles do not fill the GPU, k is cut into slices. All tiles have a slice before the next slice begins, so thread blocks that run at a
-// time read the same part of k. Each slice has a matrix of sums, and one more launch, hopperAdd, adds them in their order. Bits are the same in
-// each run.
+// time read the same part of k. Each slice has a matrix of sums. One more launch, hopperAdd, adds the matrices in the order of the slices.
+// Bits are the same in each run.
 #pragma once
 #include "gemm_tiled.cuh"
 
@@ -21,9 +23,9 @@ constexpr int HOPPER_GROUP = 8;                        // pairs of tiles with co
 constexpr int HOPPER_STAGE = (HOPPER_ROWS + HOPPER_COLUMNS) * 128, HOPPER_STAGES = 5;
 
 struct HopperParams {
-  GemmParams of;   // keep, split, beside and stages are not read, early with SWAPPED alone
+  GemmParams of;   // keep, split, beside and stages are not read; early is read with SWAPPED
   long long apart; // floats between the sums of two slices
-  int slices;      // of k. With several, y are the sums of the first slice, with a gate apart from what it is for, and there is nothing else
+  int slices;      // of k. With several slices, y is where the sums of the first slice go: with GATES, the gate's to y[0], the other part's to y[1]
 };
 
 constexpr int HOPPER_EACH = 4; // runs of eight elements of a thread of hopperRound
@@ -61,7 +63,7 @@ template <class S> __device__ __forceinline__ void hopperRound(const HopperRound
 }
 
 struct HopperAddParams {
-  const float* sums[LINEAR_PARTS]; // of the first slice; of a gated unit the gate's, and those of what the gate is for
+  const float* sums[LINEAR_PARTS]; // of the first slice; of a gated unit, those of the gate and of the other part
   const float* b[LINEAR_PARTS];    // may be null
   float* y[LINEAR_PARTS];
   const float* residual; // may be null
@@ -115,7 +117,7 @@ __device__ __forceinline__ void hopperAdd(const HopperAddParams& p) {
     HOPPER_PRODUCT(TYPES, "1, 1"); \
   }
 
-// T is the Format of the operands. With GATES half of a tile's rows of the weights are a gate's, and half are of what the gate is for.
+// T is the Format of the operands. With GATES, half of a tile's rows of the weights are a gate's, and half are the other part's.
 template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false, bool SWAPPED = false> struct HopperGemm {
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
@@ -324,7 +326,7 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false, bool SWAPPE
     constexpr int TOGETHER = 2, UP = EIGHTS / 2;
     const GemmParams& p = of.of;
     float* const to = p.y[t.part] + slice * of.apart;
-    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of what the gate is for
+    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of the other part
     const int out = p.out[t.part];
     const float least = p.activation == RELU ? 0.f : -LEAN_INF;
     const float* const bias = p.b[t.part];
@@ -384,11 +386,11 @@ template <class T, bool A_ACROSS, bool B_ACROSS, bool GATES = false, bool SWAPPE
       }
     }
   }
-  // Stores a tile of SWAPPED. A lane has output features m, m+8 and so on of two rows of x beside each other in each eight.
+  // Stores a tile of SWAPPED. Of each eight rows of x, a lane has rows n and n+1, of output features m, m+8 and so on.
   __device__ static __forceinline__ void finishSwapped(const HopperParams& of, const Tile& t, int slice, int m, int n, float (&sums)[HALVES][EIGHTS][4]) {
     constexpr int EACH = GATES ? 1 : HALVES;
     const GemmParams& p = of.of;
-    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of what the gate is for
+    float* const to2 = GATES && of.slices > 1 ? p.y[1] + slice * of.apart : nullptr; // sums of the other part
     const int out = p.out[t.part];
     const float least = p.activation == RELU ? 0.f : -LEAN_INF;
     float b[EACH][2], up[2];

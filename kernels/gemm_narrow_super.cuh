@@ -13,10 +13,10 @@
 
 constexpr int RUNS = 3; // a kind, beside NO_SECOND, ZEROS and MINIMA
 
-// The two factors of a row of a unit, which is within one super-block: those of groups 0 and 1, which are `step` bytes apart.
+// The two factors of a row of a unit. A unit is within one super-block. The factors are those of groups 0 and 1, `step` bytes apart.
 __device__ __forceinline__ u32 superFactors(u32 second, int step) { return loadShared2(second) | loadShared2(second + step) << 16; }
 
-// The scale of run 0 or 1 of a group, and its minimum. bytes are those of the group.
+// The scale of run 0 or 1 of a group, and the group's minimum, from the group's two bytes.
 __device__ __forceinline__ float superScale(u32 factors, u32 bytes, int run, bool runs) {
   const int v = run == 0 ? (int)(bytes & 255) : (int)(bytes >> 8);
   return Float16::low(factors) * (float)(runs ? (int)(signed char)v : (int)(bytes & 255));
@@ -299,8 +299,8 @@ template <class D, int NT> struct SuperFew : NarrowFew<D, NT> {
   }
 };
 
-// Left operands of integers of 4 bits times their scales: products below 1024, which float16 has. So products of a unit are summed with no
-// factor but that of the super-block.
+// Left operands: integers of 4 bits times the bytes of their scales, which are below 1024 and so exact in float16. Sums of a unit then need
+// no factor but the super-block's.
 struct ScaledInt4 {
   u32 low, lessLow, high, lessHigh; // of rows lane/4 and lane/4 + 8
   __device__ __forceinline__ ScaledInt4(u32 bytes, u32 bytes8) {
@@ -439,7 +439,7 @@ template <class D, int N> struct SuperGroups : NarrowGroups<D, N> {
   extern "C" __global__ void __launch_bounds__(NARROW_GROUP_THREADS, 1) name(const __grid_constant__ NarrowParams p) { SuperGroups<D, NT * 8>::run(p); }
 #endif
 
-// As narrowGather. The formats have no order of columns.
+// narrowGather for super-blocks, which have no order of columns.
 __device__ __forceinline__ void superGather(const NarrowGatherParams& p) {
   waitForEarlier();
   letNextStart();

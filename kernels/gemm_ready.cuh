@@ -1,12 +1,12 @@
-// A skinny GEMM (gemm_skinny.cuh) of 64 rows of x whose operands the launch of gemm_tiled.cuh has made, in one part. The copy engine brings
-// operands to their place, so that the ring can fill before x is there: floats would take half of it.
+// A skinny GEMM (gemm_skinny.cuh) of 64 rows of x, with the operands that a launch of gemm_tiled.cuh has made, in one part. The copy engine
+// copies operands to their place in shared memory. So weights fill the whole ring before the operands exist: floats of x would take half of the ring.
 #pragma once
 #include "gemm_skinny.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int READY_ROWS = 64;
 
-// gamma of the parameters has the factors of rows, and their tensor map is that of operands.
+// The parameter gamma is the factors of rows, and the tensor map x is that of the operands.
 template <class T, class Keys, bool GATES> struct ReadyGemm : SkinnyGemm<T, Keys, READY_ROWS, 1, GATES, 1> {
   using Base = SkinnyGemm<T, Keys, READY_ROWS, 1, GATES, 1>;
   using Block = typename Base::Block;
@@ -19,7 +19,7 @@ template <class T, class Keys, bool GATES> struct ReadyGemm : SkinnyGemm<T, Keys
     b.split = p.split, b.log = 31 - __clz(b.split), b.rank = blockIdx.x & (b.split - 1);
     const u32 cluster = blockIdx.x >> b.log, clusters = gridDim.x >> b.log, tiles = p.tiles[LINEAR_PARTS - 1];
     b.all = (p.in + Base::BLOCK - 1) / Base::BLOCK, b.from = b.begin(b.rank), b.blocks = b.begin(b.rank + 1) - b.from;
-    const u32 below = (p.rows + READY_ROWS - 1) / READY_ROWS; // clusters side by side, as in gemm_skinny.cuh
+    const u32 below = (p.rows + READY_ROWS - 1) / READY_ROWS; // clusters with the same rows of W
     b.gated = GATES && (p.activation & GATED);
     b.first = cluster / below, b.step = clusters / below, b.tiles = b.gated ? tiles / 2 : tiles;
     b.row = cluster % below * READY_ROWS, b.rows = min(p.rows - b.row, READY_ROWS);
@@ -75,6 +75,6 @@ template <class T, class Keys, bool GATES> struct ReadyGemm : SkinnyGemm<T, Keys
 };
 #define READY(name, T, KEYS, GATES) \
   extern "C" __global__ void __launch_bounds__(skinnyThreads(64), 1) name(const __grid_constant__ SkinnyParams p) { ReadyGemm<T, KEYS, GATES>::run(p); }
-#else // there other kernels take these rows
+#else // other kernels take 64 rows
 #define READY(name, T, KEYS, GATES) extern "C" __global__ void name(const __grid_constant__ SkinnyParams p) {}
 #endif

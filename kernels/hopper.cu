@@ -1,6 +1,8 @@
-// Entry points of products with about a hundred rows and more for compute capability 9.0: hopper_<element>_<layouts of a and b>, where r is
-// row-major and a is the transpose, with _gated a gated unit and with _swapped the weights as a; and hopper_round_<element>, which rounds
-// float32 to operands; and hopper_add, which adds the sums of slices.
+// Entry points of products with more than 128 rows for compute capability 9.0.
+//
+//   hopper_<element>_<layouts of a and b>   r: row-major; a: the transpose; gated: of a gated unit; swapped: the weights are a
+//   hopper_round_<element>                  rounds float32 to operands
+//   hopper_add                              adds the sums of slices
 //
 // Needed by: prompts and training: products of hundreds of rows in mixed precision.
 #include "gemm_hopper.cuh"

@@ -1,10 +1,10 @@
-// Entry points of linear layers whose weights are in super-blocks: narrow_super_<elements>_<columns of operands>; narrow_super_gather, which
-// reads rows of a table. Units narrow and narrow_hopper have the launches ahead of them and behind them.
+// Entry points of linear layers whose weights are in super-blocks: narrow_super_<elements>_<columns of operands>; and narrow_super_gather, which
+// reads rows of a table. Units narrow and narrow_hopper have the launches before and behind.
 //
 // Needed by: models in Q4_K, Q5_K or Q6_K on a GPU.
 #include "gemm_narrow_super.cuh"
 
-// 8 columns for a decode step on 9.0, whose kernels by clusters the other GPUs have not.
+// 8 columns of operands, for a decode step: by clusters, so on 9.0 alone.
 SUPER_FEW(narrow_super_int4_8, NarrowInt4, 1)
 SUPER_FEW(narrow_super_int8_8, NarrowInt8, 1)
 SUPER_MANY(narrow_super_int4_32, NarrowInt4, 4)

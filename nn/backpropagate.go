@@ -41,8 +41,8 @@ func Backpropagate(outputs, gradients, wrt G.Nodes) (grads G.Nodes, err error) {
 	return grads, nil
 }
 
-// backpropagate is Backpropagate of checked arguments, with a nil gradient of a node that no output depends on, and without
-// gorgonia.Node.Grad. An output may have a nil gradient. With partial, gradients are partial derivatives: nodes of wrt depend on nothing.
+// backpropagate is Backpropagate of checked arguments. A node that no output depends on has a nil gradient, and no gorgonia.Node.Grad is set.
+// An output may have a nil gradient. With partial, gradients are partial derivatives, as if the nodes of wrt depended on nothing.
 func backpropagate(name string, outputs, gradients, wrt G.Nodes, partial bool) (grads G.Nodes, err error) {
 	sorted, err := G.Sort(outputs[0].Graph()) // readers before what they read
 	if err != nil {

@@ -227,7 +227,7 @@ func (op crossEntropy) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, erro
 	return crossEntropyGradients(inGraph, op, shapes, in, dy)
 }
 
-// outputGradients gives the gradients the loss, where products are rounded: a GPU then reads logits once less.
+// outputGradients makes the loss an input of the gradients, if products are rounded: with the loss, a GPU reads logits once instead of twice.
 func (op crossEntropy) outputGradients(in []*G.Node, loss, dy *G.Node) ([]*G.Node, error) {
 	if op.products == 0 {
 		return op.graphGradients(in, dy)
@@ -334,7 +334,7 @@ func (r crossEntropyGradient) compute(in []G.Value, shape tensor.Shape) (G.Value
 	if r.of.dtype == tensor.Float64 {
 		return crossEntropyBackward[float64](r.of, in, shape)
 	}
-	if r.known { // which CPUs do not need
+	if r.known { // CPUs do not need the loss
 		in = append(slices.Clone(in[:r.inputs(len(in))]), in[len(in)-1])
 	}
 	return crossEntropyBackward[float32](r.of, in, shape)

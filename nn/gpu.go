@@ -131,7 +131,7 @@ func (op linear) scratchOn(d *layers.Engine, list []ongpu.Operand, shapes []tens
 // packedOf returns operands that say how weights are packed, and have no memory.
 func packedOf(in []G.Value) []ongpu.Operand { return packedOn(in, 0) }
 
-// packedOn is packedOf for a member's shards.
+// packedOn returns, for each input, how a member's shard is packed. An input in row-major order has the zero Operand.
 func packedOn(in []G.Value, member int) []ongpu.Operand {
 	list := make([]ongpu.Operand, len(in))
 	for i, v := range in {

@@ -81,7 +81,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 // linearGradientsThrough is linearGradients of layers with products of 16 bits, without activation, gate and residual. With f, dy is the
 // gradient of f(before), and before the output of the layers.
 //
-// Several dys are the gradients of the layers behind SplitHeads, in the type of the products.
+// With several dys, each is the gradient of a layer's output behind SplitHeads, in the type of the products.
 func linearGradientsThrough[T any](do step[T], op linear, list, dys []T, f attn.Activation, before ...T) ([]T, error) {
 	dy := dys[0]
 	args := op.arguments()

@@ -96,8 +96,8 @@ func (p partGradient) alone() (dy *G.Node, err error) {
 	return dy, nil
 }
 
-// sortParts sorts gradients of parts by their place in the whole. whole: the parts are the whole. heads: there are nodes behind all of them,
-// and the gradients have one type.
+// sortParts sorts gradients of parts by their place in the whole. whole reports that the parts are the whole. heads reports that each part has
+// a node behind it, and that the gradients have one type.
 func sortParts(list []partGradient) (whole, heads bool, last linearPart) {
 	first := func(p partGradient) int { r, _ := nodeRule[linearPart](p.part); return r.before }
 	slices.SortFunc(list, func(a, b partGradient) int { return first(a) - first(b) })
@@ -113,7 +113,7 @@ func sortParts(list []partGradient) (whole, heads bool, last linearPart) {
 }
 
 // ofHeads returns the gradients of the inputs of layers with products of 16 bits, if the gradients of all parts are behind SplitHeads and of
-// the products' type, and nothing else reads the whole: a GPU then joins the parts as operands. Else it returns nil.
+// the products' type, and nothing else reads the whole: a GPU then joins the parts as operands. Otherwise ofHeads returns nil.
 func ofHeads(n *G.Node, list []partGradient, alone bool) ([]*G.Node, error) {
 	l, ok := nodeRule[linear](n)
 	whole, heads, _ := sortParts(list)

@@ -18,7 +18,7 @@ import (
 // are added.
 
 // byOutputs returns the work of layers whose weights are sharded by output features, with the other inputs on all GPUs; nil for
-// another layout. packed says how a member's weights are packed.
+// another layout. packed describes a member's packed weights.
 func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape, packed func(member int) []ongpu.Operand) *ongpu.PerGPU {
 	if op.gate && op.parts == 1 {
 		return nil

@@ -23,7 +23,7 @@ import (
 //	dx      = rounded w,   dw = rounded^T norm(x),   db = sums of the sums
 
 // roundedGradients returns the gradients of norm(x) or x, of w and of b. With f, dys is the gradient of f(before), and before the
-// layers' output. Several dys are as in linearGradientsThrough.
+// layers' output. linearGradientsThrough says when there are several dys.
 func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dys []T, f attn.Activation, before ...T) (grads layerOperands[T], err error) {
 	inner := op.inner().normedAs(op)
 	widths := make([]int, op.parts)
@@ -56,8 +56,8 @@ func roundedGradients[T any](do step[T], op linear, in layerOperands[T], dys []T
 }
 
 // roundedOf is the common part of the rules of these gradients. The rounded gradient is a matrix with as many columns as the layers together.
-// The first rows have sums over parts of the rows, layer by layer. The other rows have the gradient of the output, layer by layer, or on a
-// GPU what [layers.Rounding] stores.
+// The first rows have sums over parts of the rows, layer by layer. The other rows have the gradient of the output, layer by layer; on a GPU,
+// they have the result of [layers.Rounding].
 type roundedOf struct {
 	once
 	of     linear // without activation, gate and residual

@@ -48,7 +48,7 @@
 //	                            "schema": {...}}}; package jsonschema has the keywords; not with tools or stop
 //	tools                       functions, if the chat template has a place for them; strict needs a tool_choice that asks for a call
 //	tool_choice                 "auto": the model chooses; "none": the model does not see tools; "required", or {"type": "function",
-//	                            "function": {"name": "..."}}: the answer is a call, with arguments within parameters, a schema
+//	                            "function": {"name": "..."}}: the answer is a call, with arguments within the schema parameters
 //	metadata, store, service_tier, parallel_tool_calls
 //	                            without effect; store may be false, service_tier "auto"
 //
@@ -60,8 +60,8 @@
 // An answer that calls tools has these calls as tool_calls, with finish_reason "tool_calls". A stream shows what comes before the calls,
 // and then all calls in one event. Calls in another form than that of chat.FindCalls stay text.
 //
-// An answer that tool_choice makes a call is one call. If the answer ends with finish_reason "length", the content is the beginning of a
-// JSON object with the name and the arguments.
+// With tool_choice "required" or a function's name, the answer is one call. If the answer ends with finish_reason "length", the content is
+// the beginning of a JSON object with the call's name and arguments.
 //
 // # Errors
 //

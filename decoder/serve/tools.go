@@ -24,13 +24,13 @@ type toolFunction struct {
 
 var finishCalls = "tool_calls"
 
-// unsent is an answer that may have calls of tools. What comes before calls is sent at once, and the rest at the end.
+// unsent is an answer that may have calls of tools. The text before the calls is sent at once, and the rest at the end.
 type unsent struct {
 	text string
 	sent int // bytes
 }
 
-// add adds a piece, and returns the text that is to be sent. calls are those of the whole answer, at the end.
+// add adds a piece, and returns the text that is to be sent. With the last piece, add returns the calls of the whole answer.
 func (u *unsent) add(p *piece, tools []json.RawMessage) (text string, calls []chat.ToolCall) {
 	u.text += p.text
 	to := max(u.sent, chat.CallsFrom(u.text))
@@ -108,7 +108,7 @@ func (s *Server) readTools(raw json.RawMessage) (t tools, err error) {
 	return t, nil
 }
 
-// choose applies tool_choice, nil for auto, and returns the schema of an answer that is a call; nil: no answer must be a call.
+// choose applies tool_choice; nil: auto. choose returns the schema of an answer that must be a call; nil: the answer may be a text.
 func (s *Server) choose(t *tools, raw json.RawMessage) (*jsonschema.Schema, error) {
 	const field = "tool_choice"
 	if raw != nil && t.list == nil {

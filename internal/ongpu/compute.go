@@ -229,7 +229,7 @@ func HaveRead(sub *queue.Submission, inputs ...*Tensor) error {
 	return nil
 }
 
-// HaveRead is [HaveRead] of the values of a node's inputs that are on the GPU, for work that is queued.
+// HaveRead calls the function [HaveRead] for each of a node's inputs on the GPU, behind queued work.
 func (g *GPU) HaveRead(op string, in []G.Value) error {
 	if err := g.Enter(op); err != nil {
 		return err

@@ -3,10 +3,9 @@ package ongpu
 import (
 	"errors"
 
-	"gorgonia.org/leanattention/internal/errs"
-
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"

@@ -52,8 +52,8 @@ func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
 	}
 }
 
-// Copied is [Node.Done] of a [PartOp] whose value in host memory is a copy of its first input: readers of the value count as readers of the
-// input.
+// Copied takes the place of [Node.Done] for a [PartOp] whose value in host memory is a copy of the first input. Readers of the value count as
+// readers of the input.
 func (n *Node) Copied(in []G.Value, value *G.Value, err *error) {
 	if *err == nil && len(n.From) > 0 && n.From[0] != nil {
 		if x, ok := in[0].(*tensor.Dense); ok {

@@ -72,14 +72,14 @@ func (n *Node) On(g *queue.Group, member int) *NodeMemory {
 // Op is an op that computes through [Compute], or reports its reads as Compute does.
 type Op interface{ OnGPU() *Node }
 
-// PartOp is an op whose value on a GPU is a part of its first input, through [Part]. It does not read other inputs. A PartOp that is also
+// PartOp is an op whose value on a GPU is a part of the first input, through [Part]. The op does not read other inputs. A PartOp that is also
 // an [Op] copies the part in host memory, and reports through [Node.Copied].
 type PartOp interface{ IsPart() }
 
-// FirstOp is an op that reads its first input alone.
+// FirstOp is an op that reads the first input alone.
 type FirstOp interface{ ReadsFirst() }
 
-// StatefulOp is an op with state of its runs. Again returns the op without that state, for another node.
+// StatefulOp is an op with state of its runs. Again returns a copy without state, for another node.
 type StatefulOp interface{ Again() G.Op }
 
 // Call is the work of one run of a node.

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A weight of several GPUs is whole, on the first one or on all, or sharded on an axis.
+// Where several GPUs have a weight: shards of an axis, the whole on the first GPU, or the whole on each.
 const (
 	ByRows = iota
 	ByColumns
@@ -41,8 +41,6 @@ func (g *GPU) UploadWeight(op string, v G.Value, to int) (on G.Value, d *Tensor,
 		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%s is a %T, want a tensor or a weight in host memory", name, v)
 	case !weight.CanPack(w.Of):
 		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%s of %v on a GPU, want %s, float32, float16 or bfloat16: convert %s, or keep all inputs in host memory", name, w.Of, weight.Names(weight.CanPack), name)
-	case to < ByRows || to > OnAll:
-		return nil, nil, errs.Errorf(op, errs.ErrShape, "axis %d of a matrix", to)
 	}
 	m, err := w.Host(op, name)
 	if err != nil {
@@ -67,7 +65,7 @@ func (g *GPU) UploadWeight(op string, v G.Value, to int) (on G.Value, d *Tensor,
 	return operand.NewPacked(w.Of, d.Value(), rows, columns), d, nil
 }
 
-// packed returns a matrix in the order of the kernels, as words.
+// packed returns a matrix in the order that kernels read, as a tensor of words.
 func packed(op string, m *weight.Matrix, columns int) (*weight.Packed, *tensor.Dense, error) {
 	p, err := weight.Packing(m, columns)
 	if err != nil {
@@ -78,7 +76,7 @@ func packed(op string, m *weight.Matrix, columns int) (*weight.Packed, *tensor.D
 	return &p, words, nil
 }
 
-// uploadPacked copies a whole matrix to memory that alloc makes.
+// uploadPacked packs a whole matrix, and copies the result to memory that alloc returns.
 func (g *GPU) uploadPacked(op string, m *weight.Matrix, columns int, alloc func(string, tensor.Dtype, tensor.Shape) (*Tensor, error)) (*Tensor, error) {
 	p, words, err := packed(op, m, columns)
 	if err != nil {
@@ -94,7 +92,7 @@ func (g *GPU) uploadPacked(op string, m *weight.Matrix, columns int, alloc func(
 	return d, nil
 }
 
-// uploadShards copies a member's rows or columns of a matrix to each member. The GPU is entered.
+// uploadShards packs each member's rows or columns of a matrix, and copies them to the member. The GPU is entered.
 func (g *GPU) uploadShards(op string, m *weight.Matrix, rows, columns, axis int) (d *Tensor, err error) {
 	n := len(g.Members)
 	d = g.TensorOf(Content{Shape: tensor.Shape{rows, columns}, DType: tensor.Int32, Axis: axis})

@@ -152,7 +152,7 @@ func sixBits(scales, minima *[8]float32, b *[16]byte) {
 	}
 }
 
-// sixBitsOf returns the factors of a run without what multiplies them.
+// sixBitsOf returns the integers of a run's scale and minimum, without the factors of the super-block.
 func sixBitsOf(b *[16]byte, run int) (scale, minimum byte) {
 	x, i := (*[12]byte)(b[4:]), run%4
 	if run < 4 {

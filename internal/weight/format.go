@@ -178,8 +178,8 @@ func (m *Matrix) Rows(from, n, columns int) Matrix {
 	return rows
 }
 
-// Columns returns so many columns from one column on, of rows of so many columns. The elements are copied. Blocks and groups are whole: a
-// scale that another part needs, too, is an error, and so is an order of columns, whose parts are of all of x.
+// Columns returns a copy of n columns from column `from` on. The matrix has `columns` columns. Errors: a block or a group that has columns
+// outside of the part, and an order of columns, which belongs to the whole row.
 func (m *Matrix) Columns(from, n, columns int) (part Matrix, err error) {
 	block, rows := m.Format.Block(), m.Len/columns
 	switch group := max(m.Group, 1); {

@@ -17,8 +17,8 @@ import (
 //     columns 2q, 2q+1, 2q+8 and 2q+9 of each 16 columns, of rows g and g+8. Integers of 8 bits are stored with 128 added.
 //   - Scales: for each tile, groups of columns, each with the scales of its rows: float32 if the format has scales, or else float16.
 //   - The zeros of INT4 groups, as integers of 16 bits, or the minima of runs, as float16. They lie as the scales do.
-//   - Of Q4_K, Q5_K and Q6_K, a group has two bytes for a scale: those of its runs, or the run's scale and minimum. The second plane has the
-//     float16 numbers that multiply them: in even groups that of scales; in odd groups that of minima, if there are minima.
+//   - With Q4_K, Q5_K and Q6_K, a group has two bytes in the plane of scales: the scales of two runs, or a scale and a minimum. The second
+//     plane has the float16 factors of the bytes: in even groups the factor of scales; in odd groups that of minima, if there are minima.
 //   - The order of columns, of int32.
 //
 // Columns that fill the last chunk, and rows that fill the last strip, have the scale 0 or are multiplied by 0.
@@ -215,7 +215,7 @@ func (w *packer) row(row int) {
 	}
 }
 
-// factors writes the bytes of a group of a block, and the number that multiplies bytes.
+// factors writes the bytes of a group of a super-block, and their factor.
 func (w *packer) factors(block []byte, group, to int) {
 	scales, second := w.dst[w.p.Scales+to:][:2], w.dst[w.p.Second+to:][:2]
 	if w.p.Kind == PackedRuns {

@@ -135,7 +135,7 @@ func TestPack(t *testing.T) {
 		if f.HasScales() {
 			stored += 4 * 4096 * m.Groups(columns)
 		}
-		most := 1.12 // bytes of padding are few; integers of 5 and 6 bits become bytes, and super-blocks have more factors
+		most := 1.12 // padding, and factors of super-blocks for each group; integers of 5 and 6 bits become bytes
 		switch f {
 		case Q5_0, Q5_1, Q5_K:
 			most = 1.65

@@ -149,8 +149,8 @@ func (c *linearCase[F]) some(first, rows int) *Operands[F] {
 	return &o
 }
 
-// fewRows computes the layer with the kernels for few rows.
-func (c *linearCase[F]) fewRows(t *testing.T, k *matmul.Set) {
+// mostGEMVRows computes the layer with the kernels for few rows.
+func (c *linearCase[F]) mostGEMVRows(t *testing.T, k *matmul.Set) {
 	defer setFromRows(k, c.Rows+1)()
 	c.run(t, cpu.Default())
 }
@@ -177,7 +177,7 @@ func TestLinearManyOdd(t *testing.T) {
 					}
 					c.run(t, cpu.Default())
 					got := append([]float32(nil), c.Y...)
-					c.fewRows(t, k)
+					c.mostGEMVRows(t, k)
 					for at, v := range got {
 						if inW && at%c.Out != feature || !inW && at/c.Out != row {
 							if v != usual[at] {

@@ -151,14 +151,14 @@ func TestMixedChoice(t *testing.T) {
 	} {
 		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		var seqs []attn.Sequence
-		row, fewRows := 0, 0
+		row, mostGEMVRows := 0, 0
 		for _, x := range c.groups {
 			for range x.sequences {
 				seqs = append(seqs, attn.Sequence{Row: row, Queries: x.queries, Keys: x.keys})
 				row += x.queries
 			}
 			if x.queries == 1 {
-				fewRows += x.sequences
+				mostGEMVRows += x.sequences
 			}
 		}
 		for _, rows := range []attn.DType{attn.Float16, attn.Float32} {
@@ -169,7 +169,7 @@ func TestMixedChoice(t *testing.T) {
 				of = prefillKernels{}
 			}
 			who := p.divide(g, seqs, of)
-			if both := who.few > 0; both != c.both || both && (who.few != fewRows || who.queries != 1 || who.blocks < 1 || who.blocks > 131 || who.first() == nil) {
+			if both := who.few > 0; both != c.both || both && (who.few != mostGEMVRows || who.queries != 1 || who.blocks < 1 || who.blocks > 131 || who.first() == nil) {
 				t.Errorf("%+v, queries of %v: %d sequences of %d queries, and %d blocks for the others", c, rows, who.few, who.queries, who.blocks)
 			}
 			t.Logf("%+v, queries of %v: %d of 132 blocks for prefill, done at %d", c.groups, rows, who.blocks, who.time)

@@ -90,7 +90,8 @@ func OrShort(n, short int) int {
 	return n
 }
 
-// Put takes memory at a place of a buffer that is 16 bytes off its start; for a benchmark, at the start, as users' memory is.
+// Put returns memory with data. In a test, the memory begins 16 bytes behind the start of a buffer. In a benchmark, it begins at the start,
+// as users' memory does.
 func (m *Device) Put(t testing.TB, data []byte, d attn.DType) gpu.Memory {
 	t.Helper()
 	offset := int64(16)

@@ -33,7 +33,7 @@ func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
 		return l, err
 	}
 	tiled := !ok || o.Rows > mostTogether
-	if of := o.format(); tiled && o.Rows > fewRows && hasKernels(of) && d.gemm[of] != nil {
+	if of := o.format(); tiled && o.Rows > mostGEMVRows && hasKernels(of) && d.gemm[of] != nil {
 		gemm, err := d.configureGEMM(o)
 		if err != nil {
 			return l, err

@@ -25,9 +25,9 @@ const (
 )
 
 const (
-	// Up to fewRows rows a GEMV is faster, which reads x once for all tiles. More rows are a GEMM, if the GPU has the
+	// Up to mostGEMVRows rows a GEMV is faster, which reads x once for all tiles. More rows are a GEMM, if the GPU has the
 	// kernels.
-	fewRows = 8
+	mostGEMVRows = 8
 
 	// gemmRing is the length of the rings of tiles, in bytes.
 	gemmRing = 192 << 10
@@ -188,7 +188,7 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 type gemmLaunch struct {
 	kernel        *cuda.Function
 	rows, columns int // of x and of W in a tile
-	below         int // rows of x of the tiles that a cluster walks together
+	below         int // rows of x of a cluster's tiles
 	box           int // rows of W that a block loads at a time
 	parts         int // parts of each element of x
 	blocks, split int // thread blocks or clusters, and how many blocks of a cluster share a tile
@@ -199,13 +199,14 @@ type gemmLaunch struct {
 	cost          float64 // microseconds
 }
 
-// scratch returns how many float32 the operands take: parts of 16 bits, and a factor for each row. Tiles read rows behind the last one.
+// scratch returns the number of float32 of the operands: parts of 16 bits, and a factor for each row. Tiles also read rows behind the last
+// row of x, which lie in scratch memory, too.
 func (l *gemmLaunch) scratch(o *Linear) int {
 	return max(o.Rows*o.In*l.parts/2+o.Rows, (o.Rows*(l.parts-1)+l.padded(o))*o.In/2)
 }
 
-// padded returns the number of rows of x that tiles read. Those behind the last one have any values: the copy engine is slow with rows that
-// are not there.
+// padded returns the number of rows that tiles read. Rows behind the last row of x have any values. They are within the tensor map, since the
+// copy engine is slow with rows outside of a tensor map.
 func (l *gemmLaunch) padded(o *Linear) int { return attn.Ceil(o.Rows, l.below) * l.below }
 
 // factors returns the address of the factors, after the parts.

@@ -28,8 +28,8 @@ const (
 	hopperLists   = mostParts + 1
 )
 
-// leastHopper is the least number of rows of a product: with fewer, one tile of a pair is empty, and other kernels take about as long as the
-// weights. mostHopper is the largest number that kernels can count.
+// leastHopper is the least number of rows of a product. With fewer rows, one tile of a pair is empty, and other kernels take about as long as
+// a kernel that only reads the weights. mostHopper is the largest number of rows that kernels can count.
 const leastHopper, mostHopper = hopperRows + 1, 1 << 30
 
 // hopperKernels are the kernels for a type.
@@ -39,8 +39,11 @@ type hopperKernels struct {
 	product map[hopperLayout]*cuda.Function
 }
 
-// hopperLayout says whether the transpose of A or of B is in memory, whether two parts are a gated unit, and whether the weights are A, and x
-// is B.
+// hopperLayout says how operands lie in memory.
+//
+//   - a, b: the transpose of A or of B is in memory.
+//   - gate: two parts are a gated unit.
+//   - swapped: in a layer, the weights are A, and x is B. Otherwise x is A.
 type hopperLayout struct{ a, b, gate, swapped bool }
 
 // columns returns the output features of a part in a tile.
@@ -55,7 +58,7 @@ func (l hopperLayout) columns() int {
 	return n
 }
 
-// tiles returns the pairs of tiles of products with m rows, and how many of them are side by side up to the end of each part.
+// tiles returns the number of pairs of tiles of products with m rows, and the number of pairs side by side up to the end of each part.
 func (l hopperLayout) tiles(m int, parts []LinearPart) (all int, ends [mostParts]int) {
 	wide, below := l.columns(), attn.Ceil(m, hopperPair*hopperRows)
 	if l.swapped {
@@ -114,7 +117,7 @@ func (d *Engine) hopperOf(t attn.DType) (*hopperKernels, error) {
 // With the layout's a or b the transpose of A or of B is in memory.
 type hopperProduct struct {
 	m, k       int
-	padded     int // rows of A in memory, of which those behind m have any values; 0: m. The copy engine is slow with rows that are not there
+	padded     int // rows of A in memory; 0: m. Rows behind row m have any values: see gemmLaunch.padded
 	wide       int // elements of a row of A in memory
 	layout     hopperLayout
 	a          gpu.Memory
@@ -158,8 +161,7 @@ type hopperLaunch struct {
 	cost          float64 // microseconds
 }
 
-// sums returns where the sums of a part of a product begin that has several slices, in the product's scratch memory, and the number of
-// float32 of a slice.
+// sums describes the sums of a slice in scratch memory: the beginnings of the parts, and the number of float32.
 func (o *hopperProduct) sums() (begins [mostParts]int, all int) {
 	for i := range o.parts {
 		begins[i] = all
@@ -168,7 +170,7 @@ func (o *hopperProduct) sums() (begins [mostParts]int, all int) {
 	return begins, all
 }
 
-// slicesScratch returns the number of float32 of the sums of slices.
+// slicesScratch returns the number of float32 of the sums of all slices.
 func (o *hopperProduct) slicesScratch(l *hopperLaunch) int {
 	if l.slices == 1 {
 		return 0
@@ -215,11 +217,13 @@ const (
 	mostSlices = 8
 	mostSums   = 1 << 26 // float32 of the sums of slices
 
-	// Microseconds, measured on an H200: of a step, and in gated units; of the launches with the beginning and the end of the last tile, of
-	// the end of each other tile; and of several slices: of the launch that adds them, and of a float32 of their sums.
-	hopperStep, hopperGates = 0.55, 0.66
-	hopperEnds, hopperEnd   = 8, 1.5
-	sliceEnds, sliceFloat   = 1, 2.3e-6
+	// Microseconds on an H200.
+	hopperStep  = 0.55   // of a step
+	hopperGates = 0.66   // of a step of a gated unit
+	hopperEnds  = 8      // of the launches, without steps, and with one tile
+	hopperEnd   = 1.5    // of the end of each other tile
+	sliceEnds   = 1      // of the launch that adds slices
+	sliceFloat  = 2.3e-6 // of a float32 of a slice's sums
 )
 
 // hopperSlices returns the number of slices of k with the least estimated time, and the time in microseconds. floats is the number of
@@ -306,21 +310,13 @@ func (d *Engine) queueHopper(s *cuda.Stream, o *hopperProduct, l *hopperLaunch) 
 			return err
 		}
 	}
-	var add hopperAddParams
-	most, added := 0, len(o.parts)
-	if l.slices > 1 {
+	of := p.of
+	if l.slices > 1 { // queueSlices adds biases, and applies the activation
 		begins, apart := o.sums()
-		add = hopperAddParams{residual: p.of.residual, apart: int64(apart), out: p.of.out, b: p.of.b, y: p.of.y, rows: p.of.rows, slices: int32(l.slices), activation: p.of.activation}
 		for i := range o.parts {
-			add.sums[i] = o.scratch.Address() + 4*uint64(begins[i])
-			most = max(most, attn.Product(o.m, o.parts[i].Out))
+			p.of.y[i] = o.scratch.Address() + 4*uint64(begins[i])
 		}
-		add.blocks = int32(attn.Ceil(most, 2*trainingThreads))
-		if o.layout.gate {
-			added = 1
-			add.activation |= gateFlag
-		}
-		p.apart, p.of.residual, p.of.activation, p.of.b, p.of.y = add.apart, 0, int32(attn.NoActivation), [mostParts]uint64{}, add.sums
+		p.apart, p.of.residual, p.of.activation, p.of.b = int64(apart), 0, int32(attn.NoActivation), [mostParts]uint64{}
 	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
@@ -331,13 +327,35 @@ func (d *Engine) queueHopper(s *cuda.Stream, o *hopperProduct, l *hopperLaunch) 
 	if err := l.kernel.Launch(s, clusterGrid(l.blocks/hopperPair, hopperPair, hopperThreads, hopperShared, true), &d.args); err != nil || l.slices == 1 {
 		return err
 	}
+	return d.queueSlices(s, o, l, &of, &p)
+}
+
+// queueSlices queues the launch that adds the sums of the slices of a product. of are the parameters of the product with one slice. d.mu is
+// held.
+func (d *Engine) queueSlices(s *cuda.Stream, o *hopperProduct, l *hopperLaunch, of *gemmParams, p *hopperParams) error {
+	most, parts := 0, len(o.parts)
+	for i := range o.parts {
+		most = max(most, attn.Product(o.m, o.parts[i].Out))
+	}
+	add := hopperAddParams{
+		sums: p.of.y, b: of.b, y: of.y, residual: of.residual, apart: p.apart, out: of.out,
+		rows: of.rows, slices: p.slices, activation: of.activation, blocks: int32(attn.Ceil(most, 2*trainingThreads)),
+	}
+	if o.layout.gate {
+		parts = 1
+		add.activation |= gateFlag
+	}
 	d.args.Reset()
 	cuda.Struct(&d.args, &add)
 	d.hold(o.plus, o.scratch)
-	return l.add.Launch(s, cuda.Grid{Blocks: [3]int{int(add.blocks) * added}, Threads: [3]int{trainingThreads}, Overlap: d.overlap()}, &d.args)
+	for i := range o.parts {
+		d.hold(o.parts[i].B, o.parts[i].Y)
+	}
+	return l.add.Launch(s, cuda.Grid{Blocks: [3]int{int(add.blocks) * parts}, Threads: [3]int{trainingThreads}, Overlap: d.overlap()}, &d.args)
 }
 
-// hopperLayoutOf returns the layout of a Linear with the launch that costs less; no kernel: there is none.
+// hopperLayoutOf returns the layout and the launch of a Linear with the least cost. A launch without a kernel means that no kernel takes the
+// Linear.
 func (d *Engine) hopperLayoutOf(o *Linear, t attn.DType) (best hopperLayout, launch hopperLaunch, err error) {
 	for _, swapped := range d.orders {
 		layout := hopperLayout{gate: o.Gate, swapped: swapped}

@@ -37,7 +37,7 @@ func BenchmarkGPUProducts(b *testing.B) {
 		gated.Parts = []LinearPart{{W: gate, Y: y, Out: s.out / 2}, {W: up, Out: s.out / 2}}
 		toX := Product{M: s.rows, N: s.in, K: s.out, A: dy, B: w, C: dx, Products: attn.BFloat16}
 		toW := Product{M: s.out, N: s.in, K: s.rows, Transposed: true, A: dy, B: x, C: dw, Products: attn.BFloat16}
-		// Layers of few rows have weights of their own, which are not in the L2 cache.
+		// Below 8192 rows, each layer of a run has weights of its own, which are not in the L2 cache.
 		copies := 1
 		if s.rows < 8192 {
 			copies = 300_000_000/(2*s.in*s.out) + 1

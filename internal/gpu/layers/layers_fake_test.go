@@ -363,7 +363,7 @@ func TestLinearWithoutClusters(t *testing.T) {
 	}
 }
 
-// A Linear of a batch's rows is one launch of clusters, behind one for operands if these are ready, which have all tiles once, and
+// A Linear of a batch's rows is one launch of clusters, behind a launch for operands if the kind is ready. The clusters have all tiles once, and
 // shared memory for what they are told: more than half, so that no two of its blocks
 // are on one multiprocessor, but where they have little to read.
 func TestBatchLaunches(t *testing.T) {

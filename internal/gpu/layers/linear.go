@@ -325,7 +325,7 @@ type linearMap struct {
 	pairs        bool
 	parts        int // parts of the operands of x; 0: weights
 	deep         int // parts of a box
-	padded       int // rows of the operands of x, with those behind the last one
+	padded       int // rows of the operands of x, also behind the last row of x
 }
 
 // tensorMap returns the map of weights, with boxes of 128 bytes of the given rows; an empty map if the copy engine

@@ -41,8 +41,9 @@ func launchLoss[P any](d *Engine, s *cuda.Stream, kernel func(*lossKernels) *cud
 // Loss is the operands of the cross-entropy of logits X W^T + B, of float32: X is Rows x Width and W is Vocabulary x Width. B may have
 // no buffer. Targets has a token of int32 for each row, or -1 for a row that does not count.
 //
-// Without the buffer DY, the result is Y, the loss of each row. With DY, the gradient of Y, the results are DX, DW and with B also DB. Y then
-// has the loss of the same operands, or no buffer: with the loss, logits are read once less. A target outside of the vocabulary makes NaN.
+// Without the buffer DY, the result is Y, the loss of each row. With DY, the gradient of Y, the results are DX, DW and, with B, DB. Y is then
+// the loss of the same operands, or has no buffer. With the loss, the launch reads logits once; without, twice. A target outside of the
+// vocabulary makes NaN.
 type Loss struct {
 	Rows, Width, Vocabulary int
 	X, W, B, Targets        gpu.Memory
@@ -158,7 +159,7 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	exact := *o
 	exact.Products = 0
 	if o.DY.Buffer != nil {
-		exact.Y = gpu.Memory{} // which may be of rounded logits
+		exact.Y = gpu.Memory{} // the loss may be that of rounded logits
 	}
 	o = &exact
 	turned, logits := o.Scratch, o.Scratch
@@ -189,8 +190,8 @@ func (d *Engine) Loss(s *cuda.Stream, o *Loss) error {
 	return nil
 }
 
-// lossOfRows queues the loss of `rows` rows, from row `from` on, or makes their logits the gradient of the logits, which goes to rounded, in
-// its type, if that has a buffer.
+// lossOfRows queues the loss of `rows` rows, from row `from` on, or with DY the gradient of their logits. The gradient replaces the logits or,
+// if rounded has a buffer, goes to rounded in the type of rounded.
 func (d *Engine) lossOfRows(s *cuda.Stream, o *Loss, from, rows int, logits, rounded gpu.Memory) error {
 	at := 4 * uint64(from)
 	p := lossParams{logits: logits.Address(), bias: o.B.AddressOr0(), targets: o.Targets.Address() + at, size: int64(o.Vocabulary), step: int64(o.wide()), rounded: rounded.AddressOr0(), dtype: gpu.Code(rounded.DType)}

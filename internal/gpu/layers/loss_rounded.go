@@ -210,7 +210,7 @@ func (d *Engine) productsOfLoss(s *cuda.Stream, o *Loss) error {
 			return err
 		}
 		rounded := r.grads
-		if o.B.Buffer != nil { // whose gradient is summed from float32
+		if o.B.Buffer != nil { // the gradient of B is a sum of float32
 			rounded = gpu.Memory{}
 		}
 		if err := d.lossOfRows(s, o, from, rows, r.logits, rounded); err != nil {

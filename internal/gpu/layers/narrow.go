@@ -365,7 +365,7 @@ func (d *Engine) queueNarrow(s *cuda.Stream, o *Linear) error {
 	defer d.mu.Unlock()
 	for i := range p.few {
 		for row := 0; row < o.Rows; row += p.rows {
-			if err := d.fewRows(s, o, &p, &p.few[i], x, row); err != nil {
+			if err := d.queueFew(s, o, &p, &p.few[i], x, row); err != nil {
 				return err
 			}
 		}

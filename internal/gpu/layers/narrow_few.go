@@ -26,9 +26,10 @@ const (
 	fewStages = 12 // most stages of a ring
 	fewLeast  = 4  // fewest: there are four producers, each of which has every fourth stage
 
-	// Costs of a launch in stages of its busiest block: the end of a tile, and 1024 elements of x. These numbers choose within 2% of the best
-	// clusters, in the mean of 8 layers of Llama-3-8B and OPT-6.7b with INT8 and INT4, of 1, 4 and 16 rows.
-	fewEnd, fewOperands = 6, 0.8
+	// Costs, in stages of a launch's busiest block. Clusters that are chosen by these costs are within 2% of the best ones, in the mean of 8
+	// layers of Llama-3-8B and OPT-6.7b with INT8 and INT4, of 1, 4 and 16 rows.
+	fewEnd      = 6   // of the end of a tile
+	fewOperands = 0.8 // of 1024 elements of x
 )
 
 // fewHigh are the rows of W of a job, and fewTeams the teams of warps that take stages in turn. A slot of the ring has stages of one team
@@ -81,8 +82,8 @@ func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err 
 	return ok, nil
 }
 
-// fewWork returns the stages and the tiles of the busiest of some clusters whose blocks have up to `most` units of columns each. Tiles are
-// those of tileOf (kernels/gemm_narrow_few.cuh).
+// fewWork returns the stages and the tiles of the busiest cluster, if thread blocks have up to `most` units of columns each. tileOf
+// (kernels/gemm_narrow_few.cuh) cuts tiles in the same way.
 func fewWork(pieces, clusters, most, kind int) (stages, tiles int) {
 	jobs := narrowTile / fewHigh[kind]
 	for c := range clusters {
@@ -122,12 +123,12 @@ func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (s
 	return rest + stages*stage, stages
 }
 
-// fewRows queues a launch by clusters for the rows of x from number `row` on. d.mu is held.
-func (d *Engine) fewRows(s *cuda.Stream, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
+// queueFew queues a launch by clusters for the rows of x from number `row` on. d.mu is held.
+func (d *Engine) queueFew(s *cuda.Stream, o *Linear, p *narrowPlan, l *narrowLaunch, x gpu.Memory, row int) error {
 	rows := min(p.rows, o.Rows-row)
 	a := l.arguments(o, p, row, rows)
 	if !l.packed.Super {
-		a.ahead = 0 // a prefetch made launches on an H200 up to 10% longer
+		a.ahead = 0 // on an H200, a prefetch makes launches up to 10% longer
 	}
 	a.x, a.columns, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*p.parts), int32(o.In), int32(l.ranks)
 	part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Kernels for weights in super-blocks (kernels/gemm_narrow_super.cuh), which are launched as those for other weights of 8 and 4 bits.
+// Kernels for weights in super-blocks (kernels/gemm_narrow_super.cuh). Launches are those of other weights of 8 and 4 bits.
 
 const narrowSuperUnit = "narrow_super"
 
@@ -19,7 +19,7 @@ func (d *Engine) hasSuper(columns int) bool {
 	return columns == superMost || columns == narrowColumns[0] && d.narrowGroups()
 }
 
-// kernelsOf returns the kernels for packed weights: for each number of columns, and for rows of a table. They are loaded at first use.
+// kernelsOf returns the kernels for packed weights: for each number of columns, and for rows of a table. The first use loads the kernels.
 func (d *Engine) kernelsOf(w *weight.Packed) (of *[len(narrowColumns)]*cuda.Function, gather *cuda.Function, err error) {
 	k, err := d.narrowOf()
 	if err == nil && w.Super {
@@ -65,7 +65,7 @@ func (d *Engine) superOf(all *narrowKernels) (*narrowKernels, error) {
 	return k, nil
 }
 
-// narrowMost returns the most columns of operands that the kernels for all parts have.
+// narrowMost returns the largest number of columns of operands for which all parts have kernels.
 func (o *Linear) narrowMost() int {
 	for i := range o.Parts {
 		if w := o.Parts[i].Packed; w != nil && w.Super {
@@ -75,7 +75,7 @@ func (o *Linear) narrowMost() int {
 	return narrowMost
 }
 
-// narrowKindOf returns the index of the kernels for packed weights with the fewest columns that are enough.
+// narrowKindOf returns the index of the kernels for packed weights with the least number of columns that holds all columns of the operands.
 func (d *Engine) narrowKindOf(w *weight.Packed, columns int) (kind int) {
 	for kind = narrowKind(columns); w.Super && !d.hasSuper(narrowColumns[kind]); kind++ {
 	}

@@ -15,8 +15,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-// Either norm of x is part of the launches that a layer has, and these are the same: of few rows that have no room for
-// their norm, and on GPUs without kernels for many, it is one before them.
+// A norm of x, of either kind, is a part of the launches of a layer without a norm. The norm is a launch of its own, before the others, where
+// a GEMV has too little shared memory for the norm, and on GPUs without GEMMs.
 func TestNormLaunches(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {

@@ -20,8 +20,8 @@ func TestGPURows(t *testing.T) {
 	testRounding(t, m, d, enginetest.OrShort(30, 8))
 }
 
-// testRounding: rounded gradients of 16 bits in heads are those of the same numbers as a matrix of float32, to the bit, and so are their sums;
-// where kernels for hundreds of rows take the layers, each layer is in its columns of one matrix.
+// testRounding: from gradients of 16 bits in heads, the rounded gradients and their sums have the bits that a matrix of float32 with the same
+// numbers gives. Where kernels for hundreds of rows take the layers, each layer has its columns of one matrix.
 func testRounding(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	defer func(least int) { d.leastHopper = least }(d.leastHopper)

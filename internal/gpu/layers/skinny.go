@@ -28,7 +28,7 @@ const (
 const groupCapability = 90
 
 // skinnyKinds are the kernels: the parts of x's elements, the rows of x of a block, how many column blocks of x its
-// lanes keep in registers (not wide, and wide), and its epilogue warps. ready: a launch makes operands of x first (kernels/gemm_ready.cuh).
+// lanes keep in registers (not wide, and wide), and its epilogue warps. If ready, a launch makes operands of x first (kernels/gemm_ready.cuh).
 var skinnyKinds = [...]struct {
 	parts, rows, few, wide, epilogues int
 	ready                             bool
