@@ -91,7 +91,7 @@ func (r roundedOf) argument() argument {
 	return argument{name: "the rounded gradient", rank: 2, dtype: r.of.x}
 }
 
-// place returns where the gradient of the weights of layer i begins in that of all weights, or the length of all.
+// at returns the place of the gradient of layer i's weights in the vector of all such gradients; without a layer i, the vector's length.
 func (r roundedOf) at(i int) (at int) {
 	for _, n := range r.widths[:i] {
 		at += aligned(n * r.in)

@@ -14,23 +14,22 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Recompute returns y, with gradients that compute the nodes between x and y a second time: no value between x and y has to stay in memory
-// from the forward to the backward pass. A decoder's layer is
+// Recompute returns y with gradients that compute the nodes between x and y a second time. So the values between x and y need no memory from
+// the forward to the backward pass. A decoder's layer is
 //
 //	y, err := layer(x)
 //	y, err = nn.Recompute(x, y)
 //
-// Nodes between x and y are those that y depends on and that depend on x. Other nodes that they read, such as weights, are computed once.
+// A node between x and y depends on x, and y depends on the node. Nodes outside of the block, such as weights, are computed once.
 //
-//   - Memory: call rewrite.ShareMemory, as without Recompute. A run has then one value of x for each block, and the values between x and y
+//   - Memory: call rewrite.ShareMemory, as without Recompute. A run then has one value of x for each block, and the values between x and y
 //     of one block at a time. The cost is one more forward pass of the block.
-//   - The bits of y, and of gradients that Backpropagate adds, are those without Recompute, if no value is read by more than two
-//     nodes of which some are in a block and some are not. Dropout drops the same weights, since its seed is an input.
+//   - Bits: y, and gradients that Backpropagate adds, have the bits of a graph without Recompute, unless more than two nodes, some in a block
+//     and some not, read one value. Dropout drops the same weights, since the seed is an input.
 //   - x and y: any shape and type, in host memory or on a GPU. y has one gradient for each use of the block, as other nodes have.
 //   - Gradients: on the tape machine. No second derivative.
-//   - Errors: ErrGraph (nil nodes, other graphs, y does not depend on x), ErrUnsupported for a block with an op that is neither of package
-//     leanattention or nn nor one of Gorgonia's without a state, such as gorgonia.Dropout, leanattention.LogSumExp, copies to and from GPUs and
-//     a cache.
+//   - Errors: ErrGraph (nil nodes, other graphs, y does not depend on x); ErrUnsupported for a block with gorgonia.Dropout,
+//     leanattention.LogSumExp, a cache, copies to and from GPUs, or an op of another package than leanattention, nn and gorgonia.
 func Recompute(x, y *G.Node) (again *G.Node, err error) {
 	const name = "Recompute"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -57,7 +56,7 @@ func Recompute(x, y *G.Node) (again *G.Node, err error) {
 // A block is the nodes between x and y.
 type block struct {
 	nodes  G.Nodes          // inputs first
-	others G.Nodes          // what nodes of the block read besides x
+	others G.Nodes          // nodes outside of the block, besides x, that nodes of the block read
 	graded map[*G.Node]bool // of x and others: with a gradient
 }
 
@@ -101,7 +100,7 @@ func newBlock(name string, x, y *G.Node) (b block, err error) {
 	return b, nil
 }
 
-// opAgain returns the op of a node for a second node. ok is false for ops that may have another value then.
+// opAgain returns the op of a node for a second node. ok is false if the second node may have another value.
 func opAgain(n *G.Node) (op G.Op, ok bool) {
 	switch o := n.Op().(type) {
 	case ongpu.StatefulOp:
