@@ -23,6 +23,7 @@ var Commands = []command.Command{
 	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU, of Llama's shapes, too, against transformers", Setup: measureDecoders},
 	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaleModels)},
 	{Name: "rank", Summary: "one of the processes that scale -ranks starts: it answers questions", Setup: rankCommand},
+	{Name: "tpla", Summary: "the error of latent attention in parts, with a trained model", Setup: measureTPLA},
 	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},
 }
 
