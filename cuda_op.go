@@ -28,24 +28,20 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Built with the tag cuda, Gorgonia's tape machine computes on a GPU. It asks an
-// op's type alone whether a node runs there: if it has CUDADo, the machine copies
-// the node's inputs to its GPU, hands it memory for the output, and calls that
-// method instead of Do. So an op is put into a wrapper with the method, or is
-// not, when its node is made.
+// With the build tag cuda, Gorgonia's tape machine computes on a GPU. The machine runs a node on its GPU if the type of the
+// node's op has the method CUDADo: the machine copies the node's inputs to the GPU, passes memory for the output, and calls CUDADo
+// in place of Do. So this package wraps an op in a type with CUDADo, or does not, when the node is made.
 //
-// The wrappers compute with the engine of any other GPU, in the machine's
-// context, which is at the end. What follows here only says what is an operand.
+// The wrappers find the operands. The engine of all GPUs computes, in the machine's context (machine, below).
 
 // machineAttention is [Attention] on Gorgonia's machine.
 type machineAttention struct{ *attentionOp }
 
-// placeAttention puts attention on the machine where there are kernels for it.
-// Everything else stays on the CPU, as stock ops without kernels do. So does
-// what gets tensors of a GPU that the user has opened: it computes there.
+// placeAttention puts attention on the machine if there are kernels for the problem. Other attention stays on the CPU, as stock
+// ops without kernels do. Attention to tensors of a GPU that the user has opened is not wrapped either: Do computes on that GPU.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.hasQueryLengths() || op.invariant // has not been tried there
+	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.hasQueryLengths() || op.invariant // not tested on the machine
 	if op.query != tensor.Float32 || modified || attention.HasKernel(&g) != nil {
 		return op
 	}
@@ -56,9 +52,8 @@ func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	return &machineAttention{op}
 }
 
-// getsDeviceTensors says whether a node's values are [device.Tensor]s, as far as
-// the graph shows: one comes from an input that has such a value now, or from
-// device.ToGPU, and passes through every op but ToHost.
+// getsDeviceTensors reports whether a node's value is a [device.Tensor], as far as the graph shows. Such a value comes from an input
+// that has one now, or from device.ToGPU, and passes through every op but ToHost.
 func getsDeviceTensors(n *G.Node, seen map[int64]bool) bool {
 	if seen[n.ID()] {
 		return false
@@ -78,8 +73,7 @@ func getsDeviceTensors(n *G.Node, seen map[int64]bool) bool {
 	return false
 }
 
-// CallsExtern and ReturnsPtr are what the machine goes by when it gives memory
-// for the output.
+// CallsExtern and ReturnsPtr make the machine give memory for the output.
 func (*machineAttention) CallsExtern() bool { return true }
 func (*machineAttention) ReturnsPtr() bool  { return true }
 
@@ -122,16 +116,15 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	return prealloc, nil
 }
 
-// DoDiff is refused: the lisp machine would have the values on the GPU, and the
-// gradient is computed on the CPU. The tape machine copies them.
+// DoDiff is refused. The CPU computes the gradient, and the lisp machine would pass values on the GPU; the tape machine copies them.
 func (op *machineAttention) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
 	return errs.Errorf("Attention.DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
 }
 
-// machineCached is [CachedAttention] on a cache that is on Gorgonia's machine.
+// machineCached is [CachedAttention] with a cache on Gorgonia's machine.
 type machineCached struct{ *cachedOp }
 
-// placeCached puts the op where its cache is.
+// placeCached puts the op on the machine if the cache is on the machine.
 func placeCached(op *cachedOp) G.Op {
 	if _, ok := op.step.cache.store.(*machinePages); ok {
 		return &machineCached{op}
@@ -173,10 +166,10 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 	return prealloc, nil
 }
 
-// machineLSE is the node of [LogSumExp] where the attention is on the machine.
+// machineLSE is [LogSumExp] of attention on the machine.
 type machineLSE struct{ *lseOp }
 
-// placeLSE puts the op where the attention is.
+// placeLSE puts the op on the machine if the attention is on the machine.
 func placeLSE(op *lseOp, out *G.Node) G.Op {
 	switch out.Op().(type) {
 	case *machineAttention, *machineCached:
@@ -188,7 +181,7 @@ func placeLSE(op *lseOp, out *G.Node) G.Op {
 func (*machineLSE) CallsExtern() bool { return true }
 func (*machineLSE) ReturnsPtr() bool  { return true }
 
-// CUDADo copies what the attention left to prealloc.
+// CUDADo copies the log-sum-exps that the attention left to prealloc.
 func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in ...G.Value) (out G.Value, err error) {
 	name := op.of
 	defer errs.RecoverTo(name, &err)
@@ -245,30 +238,27 @@ var (
 	_ G.ADOp     = (*machineLSE)(nil)
 )
 
-// machine is a machine of Gorgonia as ops here see it: a [GPU] in the machine's
-// own context. The context goes when the machine is closed, and all of this with
-// it; the driver is asked for nothing then.
+// machine is the GPU of a machine of Gorgonia, in the machine's own context. When the machine is closed, the context ends with all
+// its memory, and this package calls the driver no more.
 type machine struct {
 	gpu *ongpu.GPU
 
 	mu        sync.Mutex
-	lengths   []int                      // the last that were read,
-	lengthsOf weak.Pointer[tensor.Dense] // from here
+	lengths   []int                      // the content of lengthsOf
+	lengthsOf weak.Pointer[tensor.Dense] // the last tensor of lengths that was read
 }
 
-// machines are those that nodes have run on, by the object that stands for the
-// context: a new one for each machine, while handles of the driver come again.
+// machines are the machines on which nodes have run. The key is Gorgonia's context object, which each machine has for itself; the
+// driver uses handles of contexts again.
 var machines struct {
 	sync.Mutex
 	of map[cu.Context]*machine
 }
 
-// machineOf is the machine that runs a node, when it has done what was queued
-// before: the copies of the node's inputs.
+// machineOf returns the machine that runs a node, after the machine has copied the node's inputs.
 //
-// Of the machine's engines the slice has the real ones. Those of its methods
-// DoWork and Contexts are copies; and a call that waits for its batch, such as
-// MemAlloc, may wait for ever. So nothing is put into a batch here.
+// The slice Engines has the machine's engines; the methods DoWork and Contexts return copies. A call that waits for its batch,
+// such as MemAlloc, may wait for ever, so this package adds nothing to a batch.
 func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
 	host, ok := ext.(G.CUDAMachine)
 	if !ok {
@@ -305,7 +295,7 @@ func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
 	return m, nil
 }
 
-// A context is a handle of the driver, and nothing else.
+// A cu.CUContext is a handle of the driver and has no other fields.
 var _ [unsafe.Sizeof(uintptr(0))]struct{} = [unsafe.Sizeof(cu.CUContext{})]struct{}{}
 
 func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (*machine, error) {
@@ -317,7 +307,7 @@ func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (
 	if err != nil {
 		return nil, ongpu.Error(name, err)
 	}
-	// A closed one has no handle.
+	// A closed context has no handle.
 	alive := func() bool { return ctx.CUDAContext() == handle }
 	dev, err := drv.Adopt(ordinal, *(*uintptr)(unsafe.Pointer(&handle)), alive)
 	if err != nil {
@@ -330,16 +320,14 @@ func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (
 	return &machine{gpu: gpu}, nil
 }
 
-// patience is for an engine that answers at once, unless it has ended.
+// patience is the longest wait for an engine. An engine answers at once, unless it has ended.
 const patience = 30 * time.Second
 
-// settleBLAS has cuBLAS work in the machine's context. Gorgonia makes its handle
-// on a thread with whatever context that thread had before: another machine's,
-// or the primary one. Its products would then run beside what is queued here,
-// and read or write operands too early.
+// settleBLAS moves cuBLAS to the machine's context. Gorgonia makes the handle of cuBLAS on a thread with any context: another
+// machine's, or the primary one. Products would then run beside the work that this package queues, and read or write operands
+// too early.
 //
-// The engine's thread is the one that calls cuBLAS. It ends at the first call
-// that fails, and whoever asks it for something then waits for ever.
+// The engine's thread calls cuBLAS. The thread ends at the first call that fails, and later requests to the thread wait for ever.
 func settleBLAS(name string, engine *cuda.Engine, ctx cu.CUContext, ordinal int) error {
 	done := make(chan error, 1)
 	go func() {
@@ -365,17 +353,16 @@ func settleBLAS(name string, engine *cuda.Engine, ctx cu.CUContext, ordinal int)
 
 func moveBLAS(engine *cuda.Engine, ctx cu.CUContext) error {
 	blas := engine.BLASContext()
-	_ = blas.Close() // waits for its work; what it was on may be gone already
+	_ = blas.Close() // waits for the work of cuBLAS; the error is of a context that may have ended
 	if err := cu.SetCurrentContext(ctx); err != nil {
 		return err
 	}
 	return blas.Init(cublas.WithContext(engine.Context()))
 }
 
-// borrow is a value in the machine's memory as a tensor there.
+// borrow returns a tensor for a value in the machine's memory.
 //
-// Its shape may be another of as many elements: Gorgonia's Reshape on a GPU
-// changes that of its input.
+// The value may have another shape with as many elements: Gorgonia's Reshape on a GPU changes the shape of its input.
 func (m *machine) borrow(name string, v G.Value, want operand.Operand) (*ongpu.Tensor, error) {
 	t, ok := v.(*tensor.Dense)
 	switch {
@@ -399,7 +386,7 @@ func (m *machine) borrow(name string, v G.Value, want operand.Operand) (*ongpu.T
 	return d, nil
 }
 
-// borrowAll is borrow of inputs and the output.
+// borrowAll borrows inputs and the output.
 func (m *machine) borrowAll(name string, out G.Value, wantOut operand.Operand, in []G.Value, want ...operand.Operand) (values []G.Value, to *ongpu.Tensor, err error) {
 	if to, err = m.borrow(name, out, wantOut); err != nil {
 		return nil, nil, err
@@ -415,9 +402,8 @@ func (m *machine) borrowAll(name string, out G.Value, wantOut operand.Operand, i
 	return values, to, nil
 }
 
-// readLengths appends the live lengths of p to dst: they plan the schedule, on
-// the host, but the machine has copied them to the GPU like every input. All
-// nodes of a run get the same copy, and only the first one waits for it.
+// readLengths appends the live lengths of p to dst. The host needs lengths for the schedule, and the machine has copied them to the
+// GPU, as every input. All nodes of a run get the same copy, and only the first node waits for the download.
 func (m *machine) readLengths(name string, dst []int, v G.Value, p *problem) ([]int, error) {
 	t, ok := v.(*tensor.Dense)
 	if !ok || t == nil {
@@ -483,21 +469,16 @@ func (m *machine) downloadInts(name string, dst []int, d *ongpu.Tensor) ([]int, 
 	return dst, nil
 }
 
-// MachineGPU stands for the GPU of the machine that runs a graph, as
-// [CacheConfig.Device]: it is there under the build tag cuda only. Layers of such
-// a cache run on Gorgonia's own CUDA machine, between its own ops.
+// MachineGPU, as [CacheConfig.Device], stands for the GPU of the machine that runs a graph. Layers of such a cache run on Gorgonia's
+// own CUDA machine, between Gorgonia's ops. The function exists under the build tag cuda only.
 //
-// Each of those machines has a context of its own, and memory of one can't be
-// used in another. So the pages are made when a layer first runs, on the machine
-// that runs it, and a cache that holds tokens belongs to that machine: on
-// another, a layer is [ErrUnsupported]; when the machine is closed, its tokens
-// are gone, and a layer is [ErrClosed]. A cache whose sequences are all released,
-// or truncated to nothing, goes along to the next machine.
-//
-// A goroutine that makes or closes such a machine has to be locked to its thread,
-// by runtime.LockOSThread: docs/cuda.md says why.
-//
-// It is no GPU that was opened: its methods are [ErrState].
+//   - Each machine has a context of its own, whose memory other machines can't use. The first run of a layer allocates the pages on
+//     its machine.
+//   - A cache with tokens belongs to that machine. On another machine a layer is [ErrUnsupported]. After the machine is closed, the
+//     tokens are gone, and a layer is [ErrClosed].
+//   - A cache moves to the next machine if all its sequences are released or truncated to nothing.
+//   - A goroutine that makes or closes such a machine must be locked to its thread by runtime.LockOSThread (docs/cuda.md).
+//   - MachineGPU is not an opened GPU: its methods are [ErrState].
 func MachineGPU() *device.GPU { return machineGPU }
 
 var machineGPU = new(device.GPU)
@@ -508,18 +489,18 @@ type machinePages struct {
 	layout cacheLayout
 
 	mu    sync.Mutex           // taken after the cache's
-	there *kvstore.DevicePages // nil before a layer has run
+	there *kvstore.DevicePages // nil before the first run of a layer
 }
 
 func (p *machinePages) Shards() int   { return 1 }
 func (p *machinePages) Where() string { return "the GPU of Gorgonia's machine" }
 
-// supports sees what no GPU has kernels for; the rest shows in a run.
+// Supports refuses a problem for which no GPU has kernels. A run may refuse others.
 func (p *machinePages) Supports(op string, g *attn.Problem) error {
 	if err := attention.HasKernel(g); err != nil {
 		return errs.Errorf(op, ErrUnsupported, "on %s: %v", p.Where(), err)
 	}
-	switch { // it has not been tried there
+	switch { // not tested on the machine
 	case g.Sinks:
 		return errs.Errorf(op, ErrUnsupported, "on %s: attention sinks", p.Where())
 	case g.Rotary != attn.Rotary{}:
@@ -532,7 +513,7 @@ func (p *machinePages) Supports(op string, g *attn.Problem) error {
 	return nil
 }
 
-// operands refuses: the values of Do are on the CPU, as on a lisp machine.
+// Operands refuses: Do has values on the CPU, as a lisp machine calls it.
 func (p *machinePages) Operands(op string, _ []G.Value) (o [4]operand.Operand, err error) {
 	return o, errs.Errorf(op, ErrUnsupported, "the cache is on %s and the node runs on the CPU: it needs a tape machine", p.Where())
 }
@@ -549,7 +530,7 @@ func (p *machinePages) CopyPages(op string, copies []kvstore.Copy) error {
 	return p.there.CopyPages(op, copies)
 }
 
-// moveSlots moves what layers have made, so that a machine has run.
+// MoveSlots moves keys and values of layers, so a machine has run.
 func (p *machinePages) MoveSlots(op string, moves []kvstore.Move) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -559,8 +540,7 @@ func (p *machinePages) MoveSlots(op string, moves []kvstore.Move) error {
 	return p.there.MoveSlots(op, moves)
 }
 
-// transfer refuses where the pages are not: nobody knows yet which machine will run
-// the layers.
+// Transfer refuses before the first run of a layer: the machine is not known yet, and there are no pages.
 func (p *machinePages) Transfer(op string, t *kvstore.Transfer, in bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -592,9 +572,8 @@ func (p *machinePages) giveBack() error {
 	return there.Close()
 }
 
-// on is the pages on the machine whose GPU is given, for a layer of a step that
-// is open. They are made there if nobody but the step holds any: what it writes
-// it writes again.
+// on returns the pages on a machine's GPU, for a layer of an open step. If no pages but the step's fresh ones are held, on makes new
+// pages: the step writes its own again.
 func (p *machinePages) on(op string, step *Step, gpu *ongpu.GPU) (*kvstore.DevicePages, error) {
 	if there := p.now(); there != nil && there.GPU == gpu {
 		return there, nil
@@ -635,8 +614,7 @@ func (p *machinePages) now() *kvstore.DevicePages {
 	return p.there
 }
 
-// machinePlan is a layerPlan that is built in the first layer of a turn: before,
-// nobody knows on which machine.
+// machinePlan is a plan that the first layer of a run builds. The machine is not known before.
 type machinePlan struct {
 	pages    *machinePages
 	most     int // rows of a step

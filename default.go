@@ -22,8 +22,8 @@ import (
 //   - Options: [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow], [WithSinkTokens], and [WithCausal] for
 //     Nq <= Nk, because SoftMax has no result for a row without keys.
 //   - Default reads all Nk keys.
-//   - Gorgonia's SoftMax subtracts the maximum of the tensor's first element and the row's other elements. It is NaN for a row far
-//     below that. Attention has no such limit.
+//   - Gorgonia's SoftMax subtracts the maximum of the tensor's first element and the row's other elements. SoftMax gives NaN for a
+//     row far below that maximum. Attention has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
 	defer errs.RecoverTo(op, &err)
@@ -65,8 +65,8 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		return nil, errs.Errorf(op, ErrGraph, "%v", err)
 	}
 
-	// The rows of a KV head are the queries of all heads of its group, which
-	// lie one behind the other: grouped queries cost a reshape, not a copy of K.
+	// The rows of a KV head are the queries of all heads of its group. They are
+	// adjacent in memory, so grouped queries cost a reshape, not a copy of K.
 	outer, rows := p.batch*p.kvHeads, p.heads/p.kvHeads*p.queries
 	chain := nodeChain{op: op}
 	q3 := chain.reshape(q, outer, rows, p.dim)
@@ -127,7 +127,7 @@ func (c *nodeChain) reshape(n *G.Node, shape ...int) *G.Node {
 	return c.do(func() (*G.Node, error) { return G.Reshape(n, shape) })
 }
 
-// addBias adds a bias to scores that are laid out in some way.
+// addBias adds a bias to scores of any layout.
 func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
 	to := p.dims(p.keys)
 	var along []byte // the axes on which the bias is shared
@@ -150,8 +150,8 @@ func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
 	return c.reshape(s, laid...)
 }
 
-// scaleNode returns an input for a scale. It is no constant, because Gorgonia takes constants with equal text for one, such as float32(1) and
-// float64(1). Its name makes the scales of many layers one node.
+// scaleNode returns an input for a scale, in place of a constant: Gorgonia takes constants with equal text for one, such as
+// float32(1) and float64(1). The name makes the scales of many layers one node.
 func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	var v any = scale
 	if t == tensor.Float32 {
@@ -160,12 +160,11 @@ func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	return G.NewScalar(g, t, G.WithName(fmt.Sprintf(fuse.ScaleName+"%v,%v)", v, t)), G.WithValue(v))
 }
 
-// maskedScore is added to the scores of hidden keys. Its exponential is 0 in both types. Unlike -Inf, it gives no NaN in SoftMax.
+// maskedScore is added to the scores of hidden keys. Its exponential is 0 in both types, and SoftMax gives no NaN, as it does for -Inf.
 const maskedScore = -1e9
 
-// maskNode is the additive mask (1, rows, keys) of a problem whose rows are (heads
-// of the group, queries), causal or with a window. What [Fuse] takes for causal is
-// a mask with one of its names.
+// maskNode returns the additive mask (1, rows, keys) of a causal problem, or of one with a window. Rows are (heads of the group,
+// queries). Fuse of package rewrite knows a causal mask by its name.
 func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
 	name := fmt.Sprintf("%s%d,%d,%d,%v)", fuse.MaskName, rows, p.queries, p.keys, p.query)
 	if c.mask.Window > 0 {

@@ -31,18 +31,17 @@ type Fused struct {
 	_       nocopy.Mark
 	Graph   *G.ExprGraph
 	Roots   []*G.Node // the new nodes of the roots, in their order
-	Matches []Match   // the attention that was replaced, in the order of the graph that was given
-	Misses  []Match   // what looks like a part of an attention and was left as it is
+	Matches []Match   // replaced attention, in the order of the old graph
+	Misses  []Match   // nodes that look like a part of attention and remain
 
 	images map[*G.Node]*G.Node
 }
 
-// A Match is a place in the graph that was given. Its String is a line: for a replaced attention its
-// heads, numbers of queries and keys, scale and masks, for a miss the reason and what to write instead.
+// A Match is a place in the old graph. String describes a replaced attention by heads, numbers of queries and keys, scale and
+// masks, and a miss by the reason and the remedy.
 type Match struct {
-	// Output is the node of the graph that was given: the product of weights and values, or the Concat of several. Of a
-	// miss Output is a SoftMax, a division of exponentials by a sum, or a product whose weights are made of another
-	// product by way of exponentials.
+	// Output is a node of the old graph: the product of weights and values, or the Concat of several products. For a miss, Output
+	// is a SoftMax, a division of exponentials by a sum, or a product whose weights are exponentials of another product.
 	Output *G.Node
 
 	// Node is the node of Attention in the new graph; nil for a miss.
@@ -54,10 +53,8 @@ type Match struct {
 // String describes the match in a line.
 func (m Match) String() string { return m.text }
 
-// Node is the node of the new graph that has the value of a node of the graph
-// that was given. It is nil where there is none: for the scores and weights of
-// an attention that was replaced, for inputs that only those needed, and for
-// nodes that no root needs.
+// Node returns the node of the new graph that has the value of a node of the old graph. The result is nil for the scores and
+// weights of a replaced attention, for inputs that nothing else reads, and for nodes that no root needs.
 func (f *Fused) Node(old *G.Node) *G.Node {
 	if f == nil {
 		return nil
@@ -80,7 +77,7 @@ func (f *Fused) String() string {
 	return b.String()
 }
 
-// describe is the line of a match.
+// describe returns the line of a match.
 func describe(m *fuse.Match) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g",
@@ -103,72 +100,71 @@ func describe(m *fuse.Match) string {
 	return b.String()
 }
 
-// Fuse looks in the graph of the roots for attention made of Gorgonia's own ops
-// and returns the graph anew, with leanattention.Attention in its place. The graph that was
-// given stays as it is. docs/fuse.md is a table of the forms that it finds, each with
-// the node that comes of it. In short:
+// Fuse looks for attention made of Gorgonia's own ops in the graph of the roots. Fuse returns a new graph, with
+// leanattention.Attention in place of each match, and leaves the old graph unchanged. docs/fuse.md lists the forms that Fuse finds,
+// each with its new node. In short:
 //
-//	scores   BatchedMatMul of q and k, or Mul of matrices: any number of axes
-//	         in front of (N, d), so heads may be an axis or part of the batch.
-//	         k times q where the softmax is of columns, or a Transpose follows
+//	scores   BatchedMatMul of q and k, or Mul of matrices, with any number of axes
+//	         before (N, d): heads are an axis or a part of the batch. Also k times q,
+//	         if the softmax is of columns or a Transpose follows
 //	k        transposed by BatchedMatMul's flag or by Transpose, any number of
-//	         times, with other axes moved in the same Transpose too; q and v
-//	         the same. A k or v that comes transposed needs a copy: it is found
-//	         from 16 queries on, where that pays, and both from 32 on
-//	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
-//	         one likes: of q, of k or of the scores. One that is constant, or
-//	         computed of constants, is leanattention.WithScale; a tensor of equal numbers will
-//	         do. Any other one, an input or a scalar that is computed, multiplies
-//	         or divides q in the new graph: its value may change, and it has its gradient
+//	         times; the Transpose may move other axes, too; the same for q and v.
+//	         A transposed k or v needs a copy, which pays from 16 queries on, and
+//	         copies of both from 32 on. Below, Fuse leaves the attention unchanged
+//	scale    HadamardProd, HadamardDiv, Mul or Div of q, k or the scores with a number,
+//	         any number of times. A constant, a number computed from constants, and a
+//	         tensor of equal numbers become leanattention.WithScale. Another scale, an
+//	         input or a computed scalar, multiplies or divides q in the new graph:
+//	         its value may change, and it keeps its gradient
 //	mask     Add, Sub or a broadcast form of them, before or after the scale.
-//	         A tensor that is constant or computed of constants and exactly
-//	         causal is leanattention.WithCausal: for query i of Nq and key j of N it is 0
-//	         where j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf).
-//	         Any other one, an input too, or made of one by arithmetic, is
-//	         leanattention.WithBias; of these there may be one. Where it is broadcast it stays
-//	         as small as it is
-//	weights  SoftMax over the last axis of scores, or over the one before; or Exp,
-//	         Sum and a division, with the maximum taken off first or without
-//	dropout  behind the weights: leanattention.WithDropout. The node draws numbers of its own, with
-//	         another seed in each run: the law is the same, the weights that are
-//	         dropped are others. A machine that is made with gorgonia.EvalMode of the
-//	         new graph switches it off, and one without switches it on. Dropout of
-//	         probability 0, of scores too, or that such a machine has switched off
-//	         before, is not in the new graph
-//	out      BatchedMatMul, or Mul, of the weights and v, or of v, transposed, and
-//	         the weights, transposed
-//	between  Reshape, as long as the softmax has the rows of the scores and the
-//	         second product those of the softmax
-//	heads    that a loop makes one by one are a node each. Where they are slices, in
-//	         order, of the same projections, with one scale and mask, and their
-//	         outputs go into one Concat, they are one node of all heads
+//	         A constant tensor, or one computed from constants, that is exactly
+//	         causal becomes leanattention.WithCausal: for query i of Nq and key j of N
+//	         0 where j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf).
+//	         Any other mask, also an input or a mask computed from one, becomes
+//	         leanattention.WithBias, at most one. A broadcast mask stays as small
+//	         as it is
+//	weights  SoftMax over the last axis of scores, or over the axis before; or Exp,
+//	         Sum and a division, with the maximum subtracted before or not
+//	dropout  of the weights: leanattention.WithDropout. The node draws its own numbers,
+//	         with another seed in each run: the distribution is that of Gorgonia's
+//	         Dropout, the dropped weights are others. A machine of the new graph with
+//	         gorgonia.EvalMode switches dropout off, a machine without it switches
+//	         dropout on. Dropout of probability 0, also of scores, and dropout that
+//	         such a machine switched off before Fuse are not in the new graph
+//	out      BatchedMatMul, or Mul, of the weights and v, or of the transposed v and
+//	         the transposed weights
+//	between  Reshape, if the softmax has the rows of the scores and the second
+//	         product has the rows of the softmax
+//	heads    made one by one in a loop become a node each. Heads become one node if
+//	         they are slices, in order, of the same projections, with one scale and
+//	         mask, and one Concat joins their outputs
 //
-// Attention made by leanattention.Default is found too, though its scale and mask are inputs.
+// Fuse finds attention made by leanattention.Default, too, though its scale and mask are inputs.
 //
-// It leaves alone what it does not understand, and says why, and what to change, in
-// Misses: several masks that are not causal; a scale for each head, query or key;
-// Dropout of scores that drops; anything else between; scores or weights that something else
-// reads or that are a root.
+// Misses has each attention that Fuse leaves unchanged, with the reason and the remedy:
 //
-// The new graph has the nodes that the roots need and every gorgonia.Read of
-// the old one, whose values both graphs store where it says. Inputs keep names,
-// types and values: weights are the same memory in both graphs, and an input
-// without a value is to be bound, by gorgonia.Let, under its old or its new node
-// ([Fused.Node]). Later values too: when a machine of the new graph runs, an input takes the value
-// that Let has bound to the old node since the run before, unless Let has bound one to the
-// new node. So nothing may bind values to old nodes while such a machine runs. A program of
-// gorgonia.CompileFunction takes values under the new nodes alone: its run is ErrState
-// where an old node has a later one. Clones of the new graph have inputs of their own.
-// Ops with a state, Dropout or BatchNorm for instance, are shared.
+//   - several masks that are not causal
+//   - a scale for each head, query or key
+//   - Dropout of scores that drops
+//   - other ops between the parts
+//   - scores or weights that other nodes read or that are roots
 //
-// Call it before gorgonia.Grad, since gradients read the scores: those of a
-// graph that has them already leave the attention alone. Results differ by
-// rounding, and where Gorgonia's nodes give NaN: SoftMax, see leanattention.Default;
-// exponentials that overflow; and a query from which -Inf hides all keys, whose
-// output is 0. It knows the ops of Gorgonia v0.9.18 by their names.
+// The new graph has the nodes that the roots need, and every gorgonia.Read of the old graph: both graphs store the value that is
+// read at the same address. Inputs keep names, types and values:
 //
-// Errors: ErrGraph for roots that are nil or of several graphs, and for a
-// graph in which two nodes have the hash by which Gorgonia tells nodes apart ([Check]).
+//   - Weights are the same memory in both graphs.
+//   - An input without a value may be bound by gorgonia.Let, under its old or its new node ([Fused.Node]).
+//   - When a machine of the new graph runs, an input takes the value that Let has bound to the old node since the last run, unless Let
+//     has bound a value to the new node. So no goroutine may bind values to old nodes while such a machine runs.
+//   - A program of gorgonia.CompileFunction takes values under new nodes alone. Its run is ErrState if an old node has a later value.
+//   - Clones of the new graph have inputs of their own.
+//   - Ops with a state, such as Dropout and BatchNorm, are shared.
+//
+// Call Fuse before gorgonia.Grad. Gradients read the scores, so Fuse leaves the attention of a graph with gradients unchanged.
+// Results differ by rounding, and where Gorgonia's nodes give NaN: SoftMax (see leanattention.Default), exponentials that overflow,
+// and a query for which -Inf hides all keys, whose output is 0. Fuse knows the ops of Gorgonia v0.9.18 by their names.
+//
+// Errors: ErrGraph for roots that are nil or of several graphs, and for a graph with two nodes of one hash ([Check]).
 func Fuse(roots ...*G.Node) (f *Fused, err error) {
 	const op = "rewrite.Fuse"
 	defer errs.RecoverTo(op, &err)
@@ -200,12 +196,11 @@ func Fuse(roots ...*G.Node) (f *Fused, err error) {
 	return newFused(roots, r), nil
 }
 
-// fusing puts leanattention.Attention in the place of what was found.
+// fusing puts leanattention.Attention in the place of a match.
 type fusing struct{}
 
-// Fixed says of the inputs that leanattention.Default makes that they are constants: it cannot
-// have those, which Gorgonia confuses, so its inputs say by their names what they
-// are.
+// Fixed reports whether an input is a scale or a mask of leanattention.Default. Default makes inputs in place of constants, since
+// Gorgonia confuses constants, and marks the inputs by their names.
 func (fusing) Fixed(n *G.Node) bool {
 	name := stock.NameOf(n)
 	return strings.HasPrefix(name, fuse.ScaleName) || strings.HasPrefix(name, fuse.MaskName)
@@ -243,19 +238,19 @@ func (fusing) Seed(q *G.Node) (*G.Node, error) {
 	return ongpu.Apply("rewrite.Fuse", &seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
 }
 
-// seedOp makes another seed of dropout in each run, as Gorgonia's Dropout draws other numbers. Of its
-// input it takes nothing: a node without one would be an input of the graph to Gorgonia. A machine for
-// evaluation switches it off, and others on, as they do with Dropout.
+// seedOp makes another seed of dropout in each run, as Gorgonia's Dropout draws other numbers. The op ignores its input:
+// Gorgonia takes a node without inputs for an input of the graph. A machine for evaluation switches the op off, and other machines
+// switch the op on, as they do with Dropout.
 type seedOp struct {
 	graph.Plain
 	rank   int
-	number uint64 // no two of them are one node: what these drop would be the same
+	number uint64 // differs in each op: equal nodes would become one, and drop the same weights
 	off    atomic.Bool
 }
 
 var seeds atomic.Uint64
 
-// SetTraining is what Gorgonia's machines call when they are made.
+// SetTraining is called by each new machine of Gorgonia.
 func (op *seedOp) SetTraining(training bool) error {
 	op.off.Store(!training)
 	return nil

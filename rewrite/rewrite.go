@@ -1,5 +1,5 @@
 // Package rewrite reads and changes graphs of Gorgonia: [Fuse] puts attention in the place of stock nodes, [Check] reports nodes
-// that Gorgonia confuses, and [ShareMemory] has nodes share memory. The kinds of errors are those of package leanattention.
+// that Gorgonia confuses, and [ShareMemory] lets nodes share memory. Package leanattention has the kinds of errors.
 package rewrite
 
 import (
@@ -10,22 +10,20 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// Check looks for nodes that Gorgonia takes for one node, which gives wrong results
-// without an error. The error is ErrGraph and lists the nodes. Call it
-// once, when the graph is complete. It reports
+// Check looks for nodes that Gorgonia takes for one node, with wrong results and no error. Call Check once, when the graph is
+// complete. The error is ErrGraph and lists the nodes:
 //
-//   - nodes whose 32-bit hashes are equal: Gorgonia's tape machine computes only
-//     the first of them. Another name for an input ends such a collision.
-//   - inputs without a name: Gorgonia makes one node of all of them that have one type
-//     and shape. gorgonia.WithName gives an input a name. Ops of packages leanattention
-//     and nn refuse such a node as two of their operands, and only Check
-//     reports one that two ops share.
+//   - nodes with equal 32-bit hashes: Gorgonia's tape machine computes only the first of them. Another name for an input
+//     ends such a collision.
+//   - inputs without a name: Gorgonia makes one node of all nameless inputs with one type and shape. gorgonia.WithName names an
+//     input. Ops of packages leanattention and nn refuse such a node as two of their operands, and only Check reports a node
+//     that two ops share.
 //
-// Under the build tag cuda it also refuses a graph with a Read and no node on
-// Gorgonia's CUDA machine, which would end the process.
+// Under the build tag cuda, Check also refuses a graph with a Read and no node on Gorgonia's CUDA machine, which would end the
+// process.
 //
-// Nodes that Gorgonia itself makes equal by mistake, two Slices at 0:256 and
-// 256:512 for instance, are one node in the graph already; Check cannot see those.
+// Gorgonia itself makes some nodes equal by mistake, for instance two Slices at 0:256 and 256:512. They are one node in
+// the graph already, and Check cannot see them.
 func Check(g *G.ExprGraph) (err error) {
 	const op = "rewrite.Check"
 	defer errs.RecoverTo(op, &err)
@@ -42,9 +40,9 @@ func Check(g *G.ExprGraph) (err error) {
 //   - values that ops of other modules read
 //   - values of attention with a log-sum-exp
 //
-// To read any other value after the run is ErrState on a GPU, and gives arbitrary numbers in host memory.
+// Any other value is gone after the run: reading it is ErrState on a GPU, and gives arbitrary numbers in host memory.
 //
-// Call ShareMemory once, when the graph is complete and before it runs; again for a graph that [Fuse] makes. Afterwards:
+// Call ShareMemory once, when the graph is complete and before the graph runs, and again for a graph that [Fuse] makes. Afterwards:
 //
 //   - A new node of this module that reads a shared value is ErrGraph. So are gradients.
 //   - A recording keeps the memory of its values for itself until Close. Record of several GPUs is ErrUnsupported.
