@@ -90,6 +90,9 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	if op.entropy.asked() != nil {
 		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on Gorgonia's CUDA machine: tensors in host memory have it")
 	}
+	if op.mass.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "attention mass, on Gorgonia's CUDA machine: tensors in host memory have it")
+	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {
 		return nil, err
@@ -144,6 +147,9 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 	}
 	if op.entropy.asked() != nil {
 		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on Gorgonia's CUDA machine: caches in host memory have it")
+	}
+	if op.mass.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "attention mass, on Gorgonia's CUDA machine: caches in host memory have it")
 	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {

@@ -150,6 +150,7 @@ type attentionOp struct {
 	tensorShapes [variant.MaxTensors]tensor.Shape // of the variant
 	lse          lseStore
 	entropy      lseStore
+	mass         massStore
 	graded       atomic.Bool  // there are nodes of gradients
 	stale        func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
 	memory       ongpu.Node
@@ -299,11 +300,16 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if entropies != nil {
 		t[roleEntropy] = dense.New(p.query, p.lseShape()...)
 	}
+	masses := op.mass.asked()
+	if masses != nil {
+		t[roleMass] = dense.New(p.query, p.dims(int(op.mass.places.Load()))...)
+	}
 	if err = r.attend(name, p, &op.config, &t); err != nil {
 		return nil, err
 	}
 	store.put(t[roleOut], t[roleLSE])
 	entropies.put(t[roleOut], t[roleEntropy])
+	masses.put(t[roleOut], t[roleMass])
 	return t[roleOut], nil
 }
 
@@ -392,6 +398,9 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
 	if op.entropy.asked() != nil {
 		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on %v: tensors in host memory have it", gpu)
+	}
+	if op.mass.asked() != nil {
+		return nil, errs.Errorf(name, ErrUnsupported, "attention mass, on %v: tensors in host memory have it", gpu)
 	}
 	if op.graded.Load() {
 		if _, err := gpu.Backward(name, op.gradient(false, 0).problemThere(), op.query); err != nil {

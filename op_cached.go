@@ -178,6 +178,7 @@ type cachedOp struct {
 	call    int // two nodes with the same arguments stay two
 	lse     lseStore
 	entropy lseStore
+	mass    massStore
 
 	memory ongpu.Node // of the output and the log-sum-exp on a GPU
 }
@@ -264,17 +265,21 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		}
 		call.Tensors = append(call.Tensors, variantTensor(t))
 	}
-	var entropy G.Value
-	store := op.entropy.asked()
-	if store != nil {
+	var entropy, mass G.Value
+	entropies, masses := op.entropy.asked(), op.mass.asked()
+	if entropies != nil {
 		call.Entropy = &entropy
+	}
+	if masses != nil {
+		call.Mass, call.Places = &mass, int(op.mass.places.Load())
 	}
 	out, lse, err := op.step.attend(name, &op.node, call)
 	if err != nil {
 		return nil, err
 	}
 	op.keepLSE(out, lse)
-	store.put(out, entropy)
+	entropies.put(out, entropy)
+	masses.put(out, mass)
 	return out, nil
 }
 

@@ -160,30 +160,100 @@ func Entropy(out *G.Node) (entropy *G.Node, err error) {
 	if out == nil || out.Graph() == nil {
 		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
 	}
-	var g attn.Problem
-	l := &lseOp{entropy: true, inRank: out.Dims()}
-	switch of := out.Op().(type) {
-	case interface{ attention() *attentionOp }:
-		a := of.attention()
-		g = a.geometry(&a.config)
-		l.of, l.dtype, l.shape, l.from = "Attention", operand.LSEType(a.query), a.lseShape(), &a.entropy
-	case interface{ cached() *cachedOp }:
-		c := of.cached()
-		if gpu := c.step.cache.config.Device; gpu != nil {
-			return nil, errs.Errorf(op, ErrUnsupported, "the cache is on %v: caches in host memory have entropies", gpu)
-		}
-		g = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer)
-		l.of, l.dtype, l.shape, l.from = "CachedAttention", c.rows.LSEType(), c.rows.LSEShape(), &c.entropy
-	default:
-		return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
+	g, l, of, err := outputOf(op, out)
+	if err != nil {
+		return nil, err
 	}
 	if err := attention.CanMeasure("attend", &g); err != nil {
 		return nil, errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
+	l.kind, l.from = entropies, of.entropies
 	return newLSE(l, out, out)
 }
 
-// lseOp is the node of [LogSumExp] or [Entropy]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
+// Mass adds attention mass to the graph: how much of its weights a query gives to each LeanTile, which has the t keys of [WithTileTokens],
+//
+//	mass[b,h,i,n] = sum_j p_j, j in [n*t, (n+1)*t)
+//
+// with the weights p_j of [Attention]. out is the node that [Attention] or [CachedAttention] has returned. Mass by page has the t of
+// [CacheConfig].PageSize.
+//
+//   - places is the number of LeanTiles of a query. Those behind its last key have 0. For CachedAttention, a run with a sequence of more
+//     tokens is [ErrShape]; for Attention, places is at least ceil(Nk/t).
+//   - The shape is (B, H, Nq, places), or that without B, and (T, H, places) for CachedAttention. The element type is q's.
+//   - [WithSinks] takes the rest of the weights.
+//   - Small LeanTiles cost time. Sequences of a cache that share pages attend to these one by one.
+//   - The node has no gradient.
+//   - [ErrUnsupported]: GPUs, trees ([Append.Parents]), [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance], and an
+//     Unnormalised [Variant].
+//   - A second call for the same node returns the same node; another number of places is [ErrOption].
+//
+// Other errors: [ErrGraph] for any other node, [ErrOption] without WithTileTokens or for places < 1.
+func Mass(out *G.Node, places int) (mass *G.Node, err error) {
+	const op = "Mass"
+	defer errs.RecoverTo(op, &err)
+	if out == nil || out.Graph() == nil {
+		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
+	}
+	g, l, of, err := outputOf(op, out)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case g.TileTokens == 0:
+		return nil, errs.Errorf(op, ErrOption, "of attention without WithTileTokens, which says how many keys are summed")
+	case places < 1 || places > maxPlaces:
+		return nil, errs.Errorf(op, ErrOption, "%d places, which is outside [1, %d]", places, maxPlaces)
+	case of.keys > places*g.TileTokens:
+		return nil, errs.Errorf(op, ErrOption, "%d places for LeanTiles of %d keys: the %d keys have %d", places, g.TileTokens, of.keys, attn.Ceil(of.keys, g.TileTokens))
+	}
+	if err := attention.CanWeigh("attend", &g); err != nil {
+		return nil, errs.Errorf(op, ErrUnsupported, "%v", err)
+	}
+	if !of.masses.places.CompareAndSwap(0, int32(places)) && of.masses.places.Load() != int32(places) {
+		return nil, errs.Errorf(op, ErrOption, "%d places, and a node for %d is there", places, of.masses.places.Load())
+	}
+	l.kind, l.from, l.shape = masses, &of.masses.lseStore, append(l.shape, places)
+	return newLSE(l, out, out)
+}
+
+const maxPlaces = 1 << 20
+
+// massStore is the store for attention mass, and the places of a query; 0: no node has asked.
+type massStore struct {
+	lseStore
+	places atomic.Int32
+}
+
+// outputStores are the stores of a node of attention, and the number of its keys; 0: a cache's.
+type outputStores struct {
+	entropies *lseStore
+	masses    *massStore
+	keys      int
+}
+
+// outputOf describes the attention of a node to the engine, and an output beside the result with a number for each query and head.
+func outputOf(op string, out *G.Node) (g attn.Problem, l *lseOp, of outputStores, err error) {
+	l = &lseOp{inRank: out.Dims()}
+	switch x := out.Op().(type) {
+	case interface{ attention() *attentionOp }:
+		a := x.attention()
+		g, of = a.geometry(&a.config), outputStores{&a.entropy, &a.mass, a.keys}
+		l.of, l.dtype, l.shape = "Attention", operand.LSEType(a.query), a.lseShape()
+	case interface{ cached() *cachedOp }:
+		c := x.cached()
+		if gpu := c.step.cache.config.Device; gpu != nil {
+			return g, l, of, errs.Errorf(op, ErrUnsupported, "the cache is on %v: caches in host memory have it", gpu)
+		}
+		g, of = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer), outputStores{&c.entropy, &c.mass, 0}
+		l.of, l.dtype, l.shape = "CachedAttention", c.rows.LSEType(), c.rows.LSEShape()
+	default:
+		return g, l, of, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
+	}
+	return g, l, of, nil
+}
+
+// lseOp is the node of [LogSumExp], [Entropy] or [Mass]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
 // the store. Its other inputs are those of the attention, for the gradient.
 type lseOp struct {
 	graph.Plain
@@ -193,8 +263,8 @@ type lseOp struct {
 	shape  tensor.Shape
 	from   *lseStore
 
-	entropy   bool         // in place of the log-sum-exp
-	attention *attentionOp // nil: of a cache, or an entropy, without gradient
+	kind      outputKind
+	attention *attentionOp // nil: of a cache, or no log-sum-exp, without gradient
 }
 
 // ReadsFirst implements [ongpu.FirstOp]: the other inputs are for the gradient.
@@ -224,22 +294,23 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 	return nil, errs.Errorf(op.of, ErrState, "the "+op.what()+" was asked for before the attention ran")
 }
 func (op *lseOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "leanattention.LSE of %s %v %v entropy %t", op.of, op.dtype, op.shape, op.entropy)
+	fmt.Fprintf(h, "leanattention.LSE of %s %v %v kind %d", op.of, op.dtype, op.shape, op.kind)
 }
 func (op *lseOp) Hashcode() uint32 { return graph.Hashcode(op) }
-func (op *lseOp) String() string {
-	if op.entropy {
-		return "Entropy"
-	}
-	return "LSE"
-}
+func (op *lseOp) String() string   { return [...]string{"LSE", "Entropy", "Mass"}[op.kind] }
 
 func (op *lseOp) what() string {
-	if op.entropy {
-		return "entropy"
-	}
-	return "log-sum-exp"
+	return [...]string{"log-sum-exp", "entropy", "attention mass"}[op.kind]
 }
+
+// outputKind is what an lseOp is of.
+type outputKind int
+
+const (
+	logs outputKind = iota
+	entropies
+	masses
+)
 
 var (
 	_ G.SDOp = (*attentionOp)(nil)

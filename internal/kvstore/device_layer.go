@@ -24,6 +24,9 @@ func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	if c.Entropy != nil {
 		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%v: the entropy of weights, on %v: caches in host memory have it", c.Node, p.pages.GPU)
 	}
+	if c.Mass != nil {
+		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%v: attention mass, on %v: caches in host memory have it", c.Node, p.pages.GPU)
+	}
 	if err := p.pages.GPU.Enter(op); err != nil {
 		return nil, nil, err
 	}

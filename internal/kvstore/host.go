@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"math"
 	"slices"
 
 	G "gorgonia.org/gorgonia"
@@ -133,11 +134,13 @@ type hostPlan struct {
 	geometry attn.Problem
 	plan     cpuattention.Plan
 	seqs     []attn.Sequence
-	stored   []attn.Sequence // seqs with new tokens to store
+	stored   []attn.Sequence   // seqs with new tokens to store
+	apart    cpuattention.Plan // of plan's step, without shared prefixes
+	isApart  bool              // apart is of plan's step
 }
 
 func (p *hostPlan) Build(op string, seqs []attn.Sequence, _ int) error {
-	p.seqs, p.stored = seqs, seqs
+	p.seqs, p.stored, p.isApart = seqs, seqs, false
 	if only := func(q attn.Sequence) bool { return q.QueryOnly }; slices.ContainsFunc(seqs, only) {
 		p.stored = slices.DeleteFunc(slices.Clone(seqs), only)
 	}
@@ -149,9 +152,29 @@ func (p *hostPlan) Build(op string, seqs []attn.Sequence, _ int) error {
 	return nil
 }
 
+// ofEach returns the step's plan in which each sequence attends to its keys by itself, as attention mass needs it.
+func (p *hostPlan) ofEach() (*cpuattention.Plan, error) {
+	if !p.plan.Shares() {
+		return &p.plan, nil
+	}
+	if !p.isApart {
+		g := p.geometry
+		g.Tree = attn.HasTrees(p.seqs)
+		p.apart.PrefixBytes = math.MaxInt
+		if err := p.apart.Build(g, p.seqs); err != nil {
+			return nil, err
+		}
+		p.isApart = true
+	}
+	return &p.apart, nil
+}
+
 func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	if err := p.plan.CheckTensors(c.Tensors); err != nil {
 		return nil, nil, errs.Errorf(op, errs.ErrShape, "%v: WithVariant: %v", c.Node, err)
+	}
+	if err := p.checkOutputs(op, c); err != nil {
+		return nil, nil, err
 	}
 	if c.Rows.Query == tensor.Float32 {
 		out, lse, err = attendLayer[float32](p, c)
@@ -162,6 +185,22 @@ func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 		return nil, nil, errs.Engine(op, c.Node.String(), err)
 	}
 	return out, lse, nil
+}
+
+// checkOutputs returns an error if entropies or attention mass do not go with the step.
+func (p *hostPlan) checkOutputs(op string, c *Call) error {
+	if (c.Entropy != nil || c.Mass != nil) && attn.HasTrees(p.seqs) {
+		return errs.Errorf(op, errs.ErrUnsupported, "%v: entropy or attention mass of a step with trees", c.Node)
+	}
+	if c.Mass == nil {
+		return nil
+	}
+	for i := range p.seqs {
+		if n := attn.Ceil(p.seqs[i].Keys, p.geometry.TileTokens); n > c.Places {
+			return errs.Errorf(op, errs.ErrShape, "%v: append %d is to a sequence of %d tokens, which have %d LeanTiles, and attention mass has places for %d", c.Node, i, p.seqs[i].Keys, n, c.Places)
+		}
+	}
+	return nil
 }
 
 // clearOthers clears the rows of an output that belong to no sequence.
@@ -196,6 +235,14 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 		e := dense.New(c.Rows.Query, c.Rows.LSEShape()...) // unassigned rows have 0
 		operands.Entropy, *c.Entropy = dense.Backing[F](e), e
 	}
+	plan := &p.plan
+	if c.Mass != nil {
+		m := dense.New(c.Rows.Query, c.Rows.MassShape(c.Places)...) // unassigned rows have 0
+		operands.Mass, operands.Tiles, *c.Mass = dense.Backing[F](m), c.Places, m
+		if plan, err = p.ofEach(); err != nil {
+			return nil, nil, err
+		}
+	}
 	rows := func(v G.Value, dim int) cpuattention.NewRows[F] {
 		return cpuattention.NewRows[F]{Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}
@@ -206,7 +253,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.stored, &operands.Pages, keys, values); err != nil {
 		return nil, nil, err
 	}
-	if err := cpuattention.Run(cpu.Default(), &p.plan, operands); err != nil {
+	if err := cpuattention.Run(cpu.Default(), plan, operands); err != nil {
 		return nil, nil, err
 	}
 	return o, lse, nil

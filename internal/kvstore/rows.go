@@ -18,4 +18,7 @@ func (r *Rows) outShape(valueDim int) tensor.Shape {
 
 func (r *Rows) LSEShape() tensor.Shape { return tensor.Shape{r.Tokens, r.Heads} }
 
+// MassShape is the shape of attention mass with places for n LeanTiles of a row.
+func (r *Rows) MassShape(n int) tensor.Shape { return tensor.Shape{r.Tokens, r.Heads, n} }
+
 func (r *Rows) LSEType() tensor.Dtype { return operand.LSEType(r.Query) }

@@ -107,6 +107,8 @@ type Call struct {
 	There   []*ongpu.Tensor  // the same on the GPU of QKV
 	LSE     bool             // whether to return the log-sum-exp
 	Entropy *G.Value         // receives the entropies of weights; nil: not wanted
+	Mass    *G.Value         // receives attention mass by LeanTiles; nil: not wanted
+	Places  int              // LeanTiles of a row that Mass has places for
 	Out     *ongpu.Tensor    // receives the output, on the GPU of QKV; nil: Attend makes a new value
 	Memory  *ongpu.Node      // of new outputs and log-sum-exps on a GPU
 }

@@ -61,6 +61,9 @@ type Plan struct {
 	shares      bool        // prefix is in use since the last Build
 }
 
+// Shares reports whether keys of several sequences are attended to once.
+func (p *Plan) Shares() bool { return p.shares }
+
 // span is a Sequence in the plan's form.
 type span struct {
 	row, queries, keys int
