@@ -164,7 +164,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if err != nil {
 		return nil, err
 	}
-	e.scheduler = scheduler{runner: e, swap: saved, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), pace: pace{most: o.Gap}, now: time.Now, joined: e.joined, stats: &e.stats}
+	e.scheduler = scheduler{runner: e, swap: saved, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), pace: pace{most: o.Gap}, now: time.Now, sleep: sleep, joined: e.joined, stats: &e.stats}
 	if !o.several() { // each rank would measure other times
 		e.scheduler.together = aheadTime
 	}

@@ -55,6 +55,7 @@ func (p *pace) took(singles, prompts int, d time.Duration) {
 		bound *= p.usual / before
 	case prompts == 0:
 		p.usual += (s - before) / 8
+		bound *= p.usual / before
 	}
 	if p.steps++; prompts == 0 {
 		p.steps = guesses

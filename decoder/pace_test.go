@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,38 +35,16 @@ func (r timedRunner) run(appends []la.Append, tokens []int, all, logits bool, dr
 	return r.runner.run(appends, tokens, all, logits, draws)
 }
 
-// queueRunner is a runner that computes steps ahead, each of which takes a time.
-type queueRunner struct {
-	faultyRunner
-	step  time.Duration
-	clock *atomic.Int64
-	most  *atomic.Int64 // steps of a call, after the first calls
-}
-
 // never is a source of random numbers with which a faultyRunner has no faults.
 type never struct{}
 
 func (never) Uint64() uint64 { return 0xb504f333f9de6484 }
 
-func (r queueRunner) ahead(appends []la.Append, tokens []int, steps int, draws []draw) (func() ([]int, error), error) {
-	wait, err := r.faultyRunner.ahead(appends, tokens, steps, draws)
-	if *r.calls > 10 {
-		r.most.Store(max(r.most.Load(), int64(steps)))
-	}
-	return func() ([]int, error) {
-		r.clock.Add(int64(steps) * int64(r.step))
-		return wait()
-	}, err
-}
-
 // TestStepsTogether: steps that are queued together take at most two milliseconds, unless one step alone takes longer.
 func TestStepsTogether(t *testing.T) {
-	for step, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 700 * time.Microsecond: 2, 10 * time.Microsecond: 5} {
+	for step, want := range map[time.Duration]int{10 * time.Millisecond: 1, 700 * time.Microsecond: 2, 10 * time.Microsecond: 5} {
 		e := smallEngine(t, Options{Context: 200})
-		var clock, most atomic.Int64
-		calls := 0
-		e.scheduler.runner = queueRunner{newFaultyRunner(e, rand.New(never{}), &calls), step, &clock, &most}
-		e.scheduler.now = func() time.Time { return time.Unix(0, clock.Load()) }
+		r := newGPURunner(e, step, 0)
 		x, err := e.Start(context.Background(), Request{Prompt: []int{1, 2, 3}, Tokens: 150, Ends: []int{}})
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +56,8 @@ func TestStepsTogether(t *testing.T) {
 			}
 			n++
 		}
-		if got := most.Load(); got != want || n != 150 {
+		e.work.Wait()
+		if got := r.most; got != want || n != 150 {
 			t.Errorf("steps of %v: %d are queued together, want %d; %d tokens", step, got, want, n)
 		}
 	}

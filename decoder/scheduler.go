@@ -34,7 +34,9 @@ type scheduler struct {
 	taken    time.Time     // when the host had the tokens of the last queued steps
 	together time.Duration // the most that steps that are queued together take, but for a single longer step; 0: no bound
 	each     time.Duration // the time of one of the last queued steps; 0: none yet
-	joined   func() bool   // reports whether texts want to join
+	usual    usualTime
+	sleep    func(time.Duration)
+	joined   func() bool // reports whether texts want to join
 	stats    *Stats
 	choices  []choice // of a step
 }
@@ -45,6 +47,12 @@ type queued struct {
 	steps int
 	began time.Time
 	wait  func() (chosen []int, err error)
+}
+
+// usualTime is about the least time that a queued step of some texts took lately, and the time in which the host queues one.
+type usualTime struct {
+	texts       int
+	step, queue time.Duration
 }
 
 // runner computes steps.
@@ -76,6 +84,9 @@ const (
 	fewestShared = 16
 	// mostRetained bounds the sequences that stay after the end of their texts, besides those that are pinned.
 	mostRetained = 64
+
+	holdSpare  = 200 * time.Microsecond // before the end of queued steps the host queues more
+	holdGrowth = 50                     // a step is thought to take at most this part more than those before
 )
 
 // add adds a text that waits, behind those that are as urgent.
@@ -512,11 +523,14 @@ func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error)
 			}
 		}
 	}
+	began := s.now()
 	wait, err := s.runner.ahead(appends, tokens, steps, draws)
 	if err != nil {
 		return nil, err
 	}
-	return &queued{todo, steps, s.now(), wait}, nil
+	now := s.now()
+	s.usual.queue = now.Sub(began) / time.Duration(steps)
+	return &queued{todo, steps, now, wait}, nil
 }
 
 // collect waits for the queued steps, and gives the texts their tokens. If no text has ended, more steps are queued first: the GPU
@@ -524,6 +538,11 @@ func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error)
 func (s *scheduler) collect() (err error) {
 	defer s.sweep()
 	q := s.queued
+	began := q.began
+	if s.taken.After(began) { // these steps were queued behind others
+		began = s.taken
+	}
+	s.hold(q, began)
 	var next *queued
 	if s.goOn(q) {
 		if steps := s.stepsAhead(q.todo); steps > 0 {
@@ -537,12 +556,9 @@ func (s *scheduler) collect() (err error) {
 	if err != nil {
 		return err
 	}
-	began := q.began
-	if s.taken.After(began) { // these steps were queued behind others
-		began = s.taken
-	}
 	s.taken = s.now()
 	s.each = s.taken.Sub(began) / time.Duration(q.steps)
+	s.usual.took(len(q.todo), s.each)
 	s.pace.took(len(q.todo), 0, s.each)
 	s.count(q.steps, q.steps*len(q.todo), q.todo)
 	own := make([]int, q.steps)
@@ -555,6 +571,26 @@ func (s *scheduler) collect() (err error) {
 		}
 	}
 	return nil
+}
+
+// hold waits until queued steps are almost done, if no other text wants to join. So a text that joins or is cancelled meanwhile does not wait
+// for the steps that are queued behind these.
+func (s *scheduler) hold(q *queued, began time.Time) {
+	if s.together == 0 || s.usual.texts != len(q.todo) || !s.goOn(q) {
+		return
+	}
+	end := began.Add(time.Duration(q.steps) * s.usual.step)
+	if d := end.Sub(s.now()) - 2*s.usual.queue - holdSpare; d > 0 {
+		s.sleep(d)
+	}
+}
+
+// took tells the time of a step. A step that took unusually long says little about the next one.
+func (u *usualTime) took(texts int, d time.Duration) {
+	if texts != u.texts {
+		u.texts, u.step = texts, d
+	}
+	u.step = min(d, u.step+u.step/holdGrowth)
 }
 
 // goOn reports whether all texts of queued steps are live, none was cancelled, and no other text wants to join.
