@@ -35,13 +35,13 @@ type Args struct {
 	Out G.Value
 	// LSE, if not nil, is (batch, heads, Nq), of Q's element type. It receives the log-sum-exp of each query ([LogSumExp]).
 	LSE G.Value
-	// Entropy, if not nil, is as LSE. It receives the entropy of each query's weights ([Entropy]). Host memory only. [WithDropout],
-	// [WithBatchInvariance], an Unnormalised [Variant], Parents and Segments are [ErrUnsupported] then.
+	// Entropy, if not nil, is as LSE. It receives the entropy of each query's weights ([Entropy]). Parents, Segments and the options that
+	// Entropy lists are [ErrUnsupported] then.
 	Entropy G.Value
 	// Mass, if not nil, is (batch, heads, Nq, n), of Q's element type, with n = ceil(Nk/t) for the t of [WithTileTokens]. It
 	// receives the attention mass of each query: the sums of its weights p_j over the keys [i*t, (i+1)*t), for i from 0 to n-1.
-	// Sinks have the rest of the weights. Small LeanTiles cost time. Host memory only. [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance],
-	// an Unnormalised [Variant], Parents and Segments are [ErrUnsupported] then.
+	// Sinks have the rest of the weights. On a GPU, t is a multiple of 64. Parents, Segments and the options that [Mass] lists are
+	// [ErrUnsupported] then.
 	Mass G.Value
 	// Lengths, if not nil, has the number of live keys of each sequence ([WithLengths]).
 	Lengths []int
@@ -123,17 +123,17 @@ func Attend(a Args, opts ...Option) (err error) {
 		names = append(slices.Clip(names[:len(values)]), segmentName(i, "k"), segmentName(i, "v"))
 		values = append(values, s.K, s.V)
 	}
+	first := len(values) - 2*len(a.Segments)
+	for i, v := range [...]G.Value{a.Entropy, a.Mass} {
+		if v != nil {
+			names, values = append(slices.Clip(names[:len(values)]), (roleEntropy+role(i)).String()), append(values, v)
+		}
+	}
 	gpu, err := ongpu.SamePlace(op, names, values)
 	if err != nil {
 		return err
 	}
-	values = values[:len(values)-2*len(a.Segments)]
-	if gpu != nil && a.Mass != nil {
-		return errs.Errorf(op, ErrUnsupported, "Args.Mass, on %v: tensors in host memory have it", gpu)
-	}
-	if gpu != nil && a.Entropy != nil {
-		return errs.Errorf(op, ErrUnsupported, "Args.Entropy, on %v: tensors in host memory have it", gpu)
-	}
+	values = values[:first]
 	if gpu != nil {
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
@@ -208,6 +208,17 @@ func Attend(a Args, opts ...Option) (err error) {
 
 // checkMass checks Args.Mass, and makes it a tensor of the run.
 func (c *config) checkMass(op string, t *tensors, p *problem, a *Args) (err error) {
+	if err := c.massGoes(op, p, a); err != nil {
+		return err
+	}
+	if t[roleMass], err = ongpu.Dense(op, roleMass.String(), a.Mass); err != nil {
+		return err
+	}
+	return checkResult(op, roleMass, t, p, attn.Ceil(p.keys, c.tileTokens))
+}
+
+// massGoes returns an error if Args.Mass does not go with the other arguments.
+func (c *config) massGoes(op string, p *problem, a *Args) error {
 	switch {
 	case c.tileTokens == 0:
 		return errs.Errorf(op, ErrOption, "Args.Mass without WithTileTokens, which says how many keys are summed")
@@ -220,14 +231,22 @@ func (c *config) checkMass(op string, t *tensors, p *problem, a *Args) (err erro
 	if err := attention.CanWeigh(op, &g); err != nil {
 		return errs.Errorf(op, ErrUnsupported, "Args.Mass: %v", err)
 	}
-	if t[roleMass], err = ongpu.Dense(op, roleMass.String(), a.Mass); err != nil {
-		return err
-	}
-	return checkResult(op, roleMass, t, p, attn.Ceil(p.keys, c.tileTokens))
+	return nil
 }
 
 // checkEntropy checks Args.Entropy, and makes it a tensor of the run.
 func (c *config) checkEntropy(op string, t *tensors, p *problem, a *Args) (err error) {
+	if err := c.entropyGoes(op, p, a); err != nil {
+		return err
+	}
+	if t[roleEntropy], err = ongpu.Dense(op, roleEntropy.String(), a.Entropy); err != nil {
+		return err
+	}
+	return checkResult(op, roleEntropy, t, p, 0)
+}
+
+// entropyGoes returns an error if Args.Entropy does not go with the other arguments.
+func (c *config) entropyGoes(op string, p *problem, a *Args) error {
 	switch {
 	case len(a.Segments) > 0:
 		return errs.Errorf(op, ErrUnsupported, "Args.Entropy with %d segments", len(a.Segments))
@@ -238,10 +257,7 @@ func (c *config) checkEntropy(op string, t *tensors, p *problem, a *Args) (err e
 	if err := attention.CanMeasure(op, &g); err != nil {
 		return errs.Errorf(op, ErrUnsupported, "Args.Entropy: %v", err)
 	}
-	if t[roleEntropy], err = ongpu.Dense(op, roleEntropy.String(), a.Entropy); err != nil {
-		return err
-	}
-	return checkResult(op, roleEntropy, t, p, 0)
+	return nil
 }
 
 func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %s", i, what) }

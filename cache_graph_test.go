@@ -274,7 +274,7 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	if err != nil {
 		return err
 	}
-	lse := op.lse.take(out)
+	lse := op.lse.take(logs, out)
 	if s.there {
 		var e1, e2 error
 		out, e1 = out.(*device.Tensor).Download()

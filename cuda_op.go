@@ -115,7 +115,7 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	if err != nil {
 		return nil, err
 	}
-	op.logs().put(prealloc, lse.Value())
+	op.logs().put(logs, prealloc, lse.Value())
 	return prealloc, nil
 }
 
@@ -198,7 +198,7 @@ func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in 
 	if err != nil {
 		return nil, err
 	}
-	from, ok := ongpu.Of(op.from.take(in[0]))
+	from, ok := ongpu.Of(op.from.take(op.kind, in[0]))
 	if !ok {
 		return nil, errs.Errorf(name, ErrState, "the log-sum-exp was asked for before the attention ran")
 	}

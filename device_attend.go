@@ -12,6 +12,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/queue"
@@ -45,6 +46,16 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	}
 	if further.tensors, err = c.tensorsThere(op, gpu, a, p.query); err != nil {
 		return err
+	}
+	beside, err := besideThere(op, &p, a, c, append(t[:len(v):len(v)], further.all()...))
+	if err != nil {
+		return err
+	}
+	c.measures = beside.entropy != nil || beside.mass != nil
+	if beside.mass != nil {
+		if err := c.massFits(op, gpu); err != nil {
+			return err
+		}
 	}
 	for i := 3; i < len(v); i++ {
 		for _, x := range further.tensors {
@@ -109,9 +120,12 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 					sub.Written(t[i].Memory)
 				}
 			}
+			if err := beside.use(sub, &o); err != nil {
+				return o, err
+			}
 			err = further.use(sub, &o)
 			return o, err
-		}, values...)
+		}, append(values, beside.entropy.Value(), beside.mass.Value())...)
 	}
 	if len(segments) == 0 {
 		return attend(&p, c, t[1], t[2], t[3], t[4], &further)
@@ -123,6 +137,67 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 		r.setSegment(&s.problem, &a.Segments[i])
 		return attend(&s.problem, &s.asked, s.k, s.v, ongpu.Must(to.Out), ongpu.Must(to.LSE), &furtherThere{})
 	})
+}
+
+// besides are the tensors that receive entropies and attention mass; nil: not wanted.
+type besides struct{ entropy, mass *ongpu.Tensor }
+
+// besideThere returns those of a. others are the other operands.
+func besideThere(op string, p *problem, a *Args, c *config, others []*ongpu.Tensor) (b besides, err error) {
+	for _, x := range [...]struct {
+		of    role
+		v     G.Value
+		to    **ongpu.Tensor
+		goes  func(op string, p *problem, a *Args) error
+		tiles bool
+	}{{roleEntropy, a.Entropy, &b.entropy, c.entropyGoes, false}, {roleMass, a.Mass, &b.mass, c.massGoes, true}} {
+		if x.v == nil {
+			continue
+		}
+		if err := x.goes(op, p, a); err != nil {
+			return b, err
+		}
+		name, t, want := x.of.String(), ongpu.Must(x.v), p.lseShape()
+		if x.tiles {
+			want = p.dims(attn.Ceil(p.keys, c.tileTokens))
+		}
+		if err := t.NotWhole(); err != nil {
+			return b, ongpu.TensorError(op, name, err)
+		}
+		switch {
+		case t.Replicas != nil:
+			return b, errs.Errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", name, t.GPU)
+		case t.DType != operand.LSEType(p.query):
+			return b, errs.Errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.DType, p.query, operand.LSEType(p.query))
+		case !slices.Equal(t.Shape, want):
+			return b, errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape, want)
+		}
+		for _, other := range others {
+			if other != nil && other.Memory == t.Memory {
+				return b, errs.Errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
+			}
+		}
+		*x.to, others = t, append(others, t)
+	}
+	return b, nil
+}
+
+// use adds the memory of b to o.
+func (b *besides) use(sub *queue.Submission, o *ongpu.AttentionOperands) (err error) {
+	if b.entropy != nil {
+		if o.Entropy, err = b.entropy.UseAs(sub, roleEntropy.String()); err != nil {
+			return err
+		}
+		sub.Written(b.entropy.Memory)
+	}
+	if b.mass != nil {
+		if o.Mass, err = b.mass.UseAs(sub, roleMass.String()); err != nil {
+			return err
+		}
+		sub.Written(b.mass.Memory)
+		o.Places = b.mass.Shape[len(b.mass.Shape)-1]
+	}
+	return nil
 }
 
 // segmentThere is a segment on a GPU, with its problem and options.
@@ -242,13 +317,17 @@ func (f *furtherThere) use(sub *queue.Submission, o *ongpu.AttentionOperands) (e
 	return ongpu.UseTensors(sub, f.tensors, o)
 }
 
-// values are all of f.
-func (f *furtherThere) values() []G.Value {
-	all := []G.Value{f.bias.Value(), f.sinks.Value()}
-	for _, t := range f.tensors {
-		all = append(all, t.Value())
+// all returns all of f; nil: none.
+func (f *furtherThere) all() []*ongpu.Tensor {
+	return append([]*ongpu.Tensor{f.bias, f.sinks}, f.tensors...)
+}
+
+// values are those of all.
+func (f *furtherThere) values() (values []G.Value) {
+	for _, t := range f.all() {
+		values = append(values, t.Value())
 	}
-	return all
+	return values
 }
 
 // checkDeviceResult is checkResult for a tensor on a GPU.
@@ -282,6 +361,9 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 	}
 	if len(heads) > 1 && whole.Variant != nil {
 		return errs.Errorf(op, ErrUnsupported, "WithVariant, and keys and values sharded by heads over %d GPUs: one GPU takes it", len(heads))
+	}
+	if len(heads) > 1 && whole.Measures {
+		return errs.Errorf(op, ErrUnsupported, "entropies or attention mass, and keys and values sharded by heads over %d GPUs: one GPU has them", len(heads))
 	}
 	parts := make([]attn.Problem, len(heads))
 	for i := range parts {
@@ -385,20 +467,54 @@ func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]ongpu.Heads, error
 // node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value, further furtherThere, to *ongpu.Tensor) (out, lse *ongpu.Tensor, err error) {
 	qkv := ongpu.QKVOf(in)
-	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*ongpu.Tensor{qkv[1], qkv[2]}, op.config.fixed(), func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
+	c, memory := op.config, op.memory.On(gpu.Group, 0)
+	entropyStore, massStore := op.entropy.asked(), op.mass.asked()
+	c.measures = entropyStore != nil || massStore != nil
+	if massStore != nil {
+		if err := c.massFits(name, gpu); err != nil {
+			return nil, nil, err
+		}
+	}
+	var entropy, mass *ongpu.Tensor
+	err = r.attendDevice(name, gpu, &op.problem, &c, [2]*ongpu.Tensor{qkv[1], qkv[2]}, op.config.fixed(), func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
 		if o, err = qkv.Operands(sub); err != nil {
 			return o, err
 		}
 		if err = further.use(sub, &o); err != nil {
 			return o, err
 		}
-		if out, o.Out, err = qkv.ResultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
+		if out, o.Out, err = qkv.ResultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil {
 			return o, err
 		}
-		lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape())
+		if op.logs() != nil {
+			if lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape()); err != nil {
+				return o, err
+			}
+		}
+		if entropyStore != nil {
+			if entropy, o.Entropy, err = qkv.Beside(sub, &memory.Entropy, operand.LSEType(op.query), op.lseShape()); err != nil {
+				return o, err
+			}
+		}
+		if massStore != nil {
+			o.Places = int(op.mass.places.Load())
+			mass, o.Mass, err = qkv.Beside(sub, &memory.Mass, operand.LSEType(op.query), op.dims(o.Places))
+		}
 		return o, err
 	}, slices.Concat(in, further.values())...)
+	if err == nil {
+		entropyStore.put(entropies, out.Value(), entropy.Value())
+		massStore.put(masses, out.Value(), mass.Value())
+	}
 	return out, lse, err
+}
+
+// massFits returns an error if a GPU has no attention mass of LeanTiles of the size that is set.
+func (c *config) massFits(op string, gpu *ongpu.GPU) error {
+	if c.tileTokens%attention.MassTile != 0 {
+		return errs.Errorf(op, ErrUnsupported, "attention mass of LeanTiles of %d keys, on %v: on a GPU they have a multiple of %d", c.tileTokens, gpu, attention.MassTile)
+	}
+	return nil
 }
 
 // mergeDevice is [Merge] on tensors of a GPU.

@@ -296,20 +296,19 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if store != nil {
 		t[roleLSE] = dense.New(p.query, p.lseShape()...)
 	}
-	entropies := op.entropy.asked()
-	if entropies != nil {
+	entropyStore, massStore := op.entropy.asked(), op.mass.asked()
+	if entropyStore != nil {
 		t[roleEntropy] = dense.New(p.query, p.lseShape()...)
 	}
-	masses := op.mass.asked()
-	if masses != nil {
+	if massStore != nil {
 		t[roleMass] = dense.New(p.query, p.dims(int(op.mass.places.Load()))...)
 	}
 	if err = r.attend(name, p, &op.config, &t); err != nil {
 		return nil, err
 	}
-	store.put(t[roleOut], t[roleLSE])
-	entropies.put(t[roleOut], t[roleEntropy])
-	masses.put(t[roleOut], t[roleMass])
+	store.put(logs, t[roleOut], t[roleLSE])
+	entropyStore.put(entropies, t[roleOut], t[roleEntropy])
+	massStore.put(masses, t[roleOut], t[roleMass])
 	return t[roleOut], nil
 }
 
@@ -396,12 +395,6 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 
 // doOnGPU is Do for q, k and v on a GPU. Lengths are in host memory.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
-	if op.entropy.asked() != nil {
-		return nil, errs.Errorf(name, ErrUnsupported, "the entropy of weights, on %v: tensors in host memory have it", gpu)
-	}
-	if op.mass.asked() != nil {
-		return nil, errs.Errorf(name, ErrUnsupported, "attention mass, on %v: tensors in host memory have it", gpu)
-	}
 	if op.graded.Load() {
 		if _, err := gpu.Backward(name, op.gradient(false, 0).problemThere(), op.query); err != nil {
 			return nil, err
@@ -451,7 +444,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 	if err != nil {
 		return nil, err
 	}
-	op.logs().put(there.Value(), lse.Value())
+	op.logs().put(logs, there.Value(), lse.Value())
 	return there.Value(), nil
 }
 

@@ -266,11 +266,11 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		call.Tensors = append(call.Tensors, variantTensor(t))
 	}
 	var entropy, mass G.Value
-	entropies, masses := op.entropy.asked(), op.mass.asked()
-	if entropies != nil {
+	entropyStore, massStore := op.entropy.asked(), op.mass.asked()
+	if entropyStore != nil {
 		call.Entropy = &entropy
 	}
-	if masses != nil {
+	if massStore != nil {
 		call.Mass, call.Places = &mass, int(op.mass.places.Load())
 	}
 	out, lse, err := op.step.attend(name, &op.node, call)
@@ -278,8 +278,8 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	op.keepLSE(out, lse)
-	entropies.put(out, entropy)
-	masses.put(out, mass)
+	entropyStore.put(entropies, out, entropy)
+	massStore.put(masses, out, mass)
 	return out, nil
 }
 
@@ -300,7 +300,7 @@ func (op *cachedOp) String() string {
 // keepLSE keeps the log-sum-exp of a run for its node, if there is one.
 func (op *cachedOp) keepLSE(out, lse G.Value) {
 	if lse != nil {
-		op.lse.put(out, lse)
+		op.lse.put(logs, out, lse)
 	}
 }
 
@@ -489,6 +489,14 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 	return s.planOf(g, func() kvstore.Plan { return s.cache.store.NewPlan(s.tokens, g) })
 }
 
+// replan gives a node the plan for layers of geometry g.
+func (s *Step) replan(n *stepNode, g attn.Problem) {
+	p := s.planFor(g)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n.plan = p
+}
+
 // planOf is planFor for plans that make makes.
 func (s *Step) planOf(g attn.Problem, make func() kvstore.Plan) *stepPlan {
 	s.mu.Lock()
@@ -511,6 +519,23 @@ func (s *Step) nextCall() int {
 	return s.calls
 }
 
+// checkOutputs returns an error if entropies or attention mass do not go with the step.
+func (s *Step) checkOutputs(op string, n *stepNode, c *kvstore.Call) error {
+	if (c.Entropy != nil || c.Mass != nil) && attn.HasTrees(s.sequences) {
+		return errs.Errorf(op, ErrUnsupported, "%v: entropy or attention mass of a step with trees", n)
+	}
+	if c.Mass == nil {
+		return nil
+	}
+	for i := range s.sequences {
+		keys := s.sequences[i].Keys
+		if tiles := attn.Ceil(keys, n.plan.geometry.TileTokens); tiles > c.Places {
+			return errs.Errorf(op, ErrShape, "%v: append %d is to a sequence of %d tokens, which have %d LeanTiles, and attention mass has places for %d", n, i, keys, tiles, c.Places)
+		}
+	}
+	return nil
+}
+
 // attend appends k and v to the node's layer, and attends to the layer. It writes only reserved slots, so it can be repeated.
 func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value, err error) {
 	s.cache.running.RLock()
@@ -523,6 +548,9 @@ func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value
 		return nil, nil, errs.Errorf(op, ErrClosed, "cache")
 	case !s.open:
 		return nil, nil, errs.Errorf(op, ErrState, "%v: step is not open: call Set first", n)
+	}
+	if err := s.checkOutputs(op, n, c); err != nil {
+		return nil, nil, err
 	}
 	used := s.used()
 	if c.Rows.Tokens < used {

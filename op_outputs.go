@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/attention"
+	gpuattention "gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/stock"
@@ -41,12 +42,12 @@ func (s *lseStore) asked() *lseStore {
 	return nil
 }
 
-func (s *lseStore) put(result, logs G.Value) {
+func (s *lseStore) put(kind outputKind, result, logs G.Value) {
 	if s == nil {
 		return
 	}
 	if d, ok := ongpu.Of(result); ok { // a new one at each run, with room for it
-		d.LSE = ongpu.Must(logs)
+		*kind.of(d) = ongpu.Must(logs)
 		return
 	}
 	out := result.(*tensor.Dense)
@@ -64,11 +65,13 @@ func (s *lseStore) put(result, logs G.Value) {
 }
 
 // take removes and returns the log-sum-exp of out. A value is returned once, since the node that gets it may overwrite it.
-func (s *lseStore) take(out G.Value) G.Value {
-	if d, ok := ongpu.Of(out); ok && d.LSE != nil {
-		lse := d.LSE
-		d.LSE = nil
-		return lse.Value()
+func (s *lseStore) take(kind outputKind, out G.Value) G.Value {
+	if d, ok := ongpu.Of(out); ok {
+		at := kind.of(d)
+		if lse := *at; lse != nil {
+			*at = nil
+			return lse.Value()
+		}
 	}
 	o, ok := out.(*tensor.Dense)
 	if !ok {
@@ -150,7 +153,8 @@ func (op *attentionOp) attention() *attentionOp { return op }
 //   - Shape and element type are those of [LogSumExp]. A query that sees no key has 0.
 //   - [WithSinks] takes a part of the weights: the sum is over the keys alone.
 //   - The node has no gradient.
-//   - [ErrUnsupported]: GPUs, trees ([Append.Parents]), [WithDropout], [WithBatchInvariance], and an Unnormalised [Variant].
+//   - [ErrUnsupported]: trees ([Append.Parents]), [WithDropout], [WithBatchInvariance], and an Unnormalised [Variant].
+//   - GPUs: one GPU, caches of float32 and 16 bits, heads of 64 and 128, without a Variant. Prompts are slower by several times.
 //   - A second call for the same node returns the same node.
 //
 // Other errors: [ErrGraph] for any other node.
@@ -168,7 +172,7 @@ func Entropy(out *G.Node) (entropy *G.Node, err error) {
 		return nil, errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
 	l.kind, l.from = entropies, of.entropies
-	return newLSE(l, out, out)
+	return of.ask(l, out)
 }
 
 // Mass adds attention mass to the graph: how much of its weights a query gives to each LeanTile, which has the t keys of [WithTileTokens],
@@ -184,8 +188,9 @@ func Entropy(out *G.Node) (entropy *G.Node, err error) {
 //   - [WithSinks] takes the rest of the weights.
 //   - Small LeanTiles cost time. Sequences of a cache that share pages attend to these one by one.
 //   - The node has no gradient.
-//   - [ErrUnsupported]: GPUs, trees ([Append.Parents]), [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance], and an
+//   - [ErrUnsupported]: trees ([Append.Parents]), [WithWindow], [WithSinkTokens], [WithDropout], [WithBatchInvariance], and an
 //     Unnormalised [Variant].
+//   - GPUs: as [Entropy], and t is a multiple of 64.
 //   - A second call for the same node returns the same node; another number of places is [ErrOption].
 //
 // Other errors: [ErrGraph] for any other node, [ErrOption] without WithTileTokens or for places < 1.
@@ -204,6 +209,8 @@ func Mass(out *G.Node, places int) (mass *G.Node, err error) {
 		return nil, errs.Errorf(op, ErrOption, "of attention without WithTileTokens, which says how many keys are summed")
 	case places < 1 || places > maxPlaces:
 		return nil, errs.Errorf(op, ErrOption, "%d places, which is outside [1, %d]", places, maxPlaces)
+	case of.measure != nil && g.TileTokens%gpuattention.MassTile != 0:
+		return nil, errs.Errorf(op, ErrUnsupported, "LeanTiles of %d keys, on a GPU: they have a multiple of %d", g.TileTokens, gpuattention.MassTile)
 	case of.keys > places*g.TileTokens:
 		return nil, errs.Errorf(op, ErrOption, "%d places for LeanTiles of %d keys: the %d keys have %d", places, g.TileTokens, of.keys, attn.Ceil(of.keys, g.TileTokens))
 	}
@@ -214,7 +221,7 @@ func Mass(out *G.Node, places int) (mass *G.Node, err error) {
 		return nil, errs.Errorf(op, ErrOption, "%d places, and a node for %d is there", places, of.masses.places.Load())
 	}
 	l.kind, l.from, l.shape = masses, &of.masses.lseStore, append(l.shape, places)
-	return newLSE(l, out, out)
+	return of.ask(l, out)
 }
 
 const maxPlaces = 1 << 20
@@ -230,6 +237,16 @@ type outputStores struct {
 	entropies *lseStore
 	masses    *massStore
 	keys      int
+	measure   func() // changes the plan of a layer on a GPU; nil: it need not change
+}
+
+// ask adds the node of an output to the graph.
+func (of *outputStores) ask(l *lseOp, out *G.Node) (*G.Node, error) {
+	n, err := newLSE(l, out, out)
+	if err == nil && of.measure != nil {
+		of.measure()
+	}
+	return n, err
 }
 
 // outputOf describes the attention of a node to the engine, and an output beside the result with a number for each query and head.
@@ -238,14 +255,19 @@ func outputOf(op string, out *G.Node) (g attn.Problem, l *lseOp, of outputStores
 	switch x := out.Op().(type) {
 	case interface{ attention() *attentionOp }:
 		a := x.attention()
-		g, of = a.geometry(&a.config), outputStores{&a.entropy, &a.mass, a.keys}
+		g, of = a.geometry(&a.config), outputStores{entropies: &a.entropy, masses: &a.mass, keys: a.keys}
 		l.of, l.dtype, l.shape = "Attention", operand.LSEType(a.query), a.lseShape()
 	case interface{ cached() *cachedOp }:
 		c := x.cached()
-		if gpu := c.step.cache.config.Device; gpu != nil {
-			return g, l, of, errs.Errorf(op, ErrUnsupported, "the cache is on %v: caches in host memory have it", gpu)
+		g, of = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer), outputStores{entropies: &c.entropy, masses: &c.mass}
+		if c.step.cache.config.Device != nil {
+			there := g
+			there.Measures = true
+			if err := c.step.cache.store.Supports(op, &there); err != nil {
+				return g, l, of, err
+			}
+			of.measure = func() { c.step.replan(&c.node, there) }
 		}
-		g, of = geometryOf(&c.rows, &c.step.cache.config, &c.config, c.node.layer), outputStores{&c.entropy, &c.mass, 0}
 		l.of, l.dtype, l.shape = "CachedAttention", c.rows.LSEType(), c.rows.LSEShape()
 	default:
 		return g, l, of, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
@@ -287,7 +309,7 @@ func (op *lseOp) Type() hm.Type {
 func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
 func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 	if len(in) > 0 {
-		if t := op.from.take(in[0]); t != nil {
+		if t := op.from.take(op.kind, in[0]); t != nil {
 			return t, nil
 		}
 	}
@@ -311,6 +333,11 @@ const (
 	entropies
 	masses
 )
+
+// of returns the place of the output in the result of an attention on a GPU.
+func (k outputKind) of(d *ongpu.Tensor) **ongpu.Tensor {
+	return [...]**ongpu.Tensor{&d.LSE, &d.Entropy, &d.Mass}[k]
+}
 
 var (
 	_ G.SDOp = (*attentionOp)(nil)

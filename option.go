@@ -414,6 +414,7 @@ type config struct {
 	rotaryOf     *rope.Config // nil: none
 	rotary       attn.Rotary  // that it is for the heads of a cache
 	invariant    bool
+	measures     bool // of a GPU's run: entropies or attention mass are asked for
 }
 
 // maxTileTokens is the most tokens of a LeanTile, which bounds the scratch memory of a worker.
@@ -587,7 +588,7 @@ func (c *config) attention(d int) attn.Problem {
 	return attn.Problem{
 		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score, Rotary: c.rotary,
 		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule.kind == unfused, Workers: c.workers,
-		Invariant: c.invariant, Mixed: c.mixed,
+		Invariant: c.invariant, Measures: c.measures, Mixed: c.mixed,
 	}
 }
 

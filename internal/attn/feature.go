@@ -28,7 +28,8 @@ const (
 	SetWorkers    // the caller sets the number of workers
 	Unfused
 	BatchInvariance
-	unknown // a field of Mask or Score that Features does not know
+	Measures // entropies or attention mass
+	unknown  // a field of Mask or Score that Features does not know
 
 	firstOfScore // of the features of a Score
 )
@@ -56,6 +57,7 @@ func (p *Problem) Features() (f Feature) {
 	note(p.Workers != 0, SetWorkers)
 	note(p.Unfused, Unfused)
 	note(p.Invariant, BatchInvariance)
+	note(p.Measures, Measures)
 	return f
 }
 
@@ -109,6 +111,8 @@ func (f Feature) text(p *Problem) string {
 		return "unfused attention"
 	case BatchInvariance:
 		return "batch invariance"
+	case Measures:
+		return "entropies or attention mass"
 	}
 	if f >= firstOfScore {
 		return p.Score.text(f & -f)

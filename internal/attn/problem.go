@@ -46,6 +46,9 @@ type Problem struct {
 	// depend on other sequences, on other rows, or on the schedule.
 	Invariant bool
 
+	// Measures asks an engine for entropies or attention mass. The CPU's needs no other plan for them.
+	Measures bool
+
 	// Mixed allows an engine to round queries and weights to the type of keys. It is no Feature, since an engine need not round.
 	Mixed bool
 

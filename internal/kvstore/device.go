@@ -200,6 +200,9 @@ func (d *DevicePages) Supports(op string, g *attn.Problem) error {
 			return err
 		}
 	}
+	if g.Measures && len(d.Parts) > 1 {
+		return errs.Errorf(op, errs.ErrUnsupported, "entropies or attention mass, on %v: a cache on one GPU has them", d.GPU)
+	}
 	if g.Variant != nil && len(d.Parts) > 1 {
 		return errs.Errorf(op, errs.ErrUnsupported, "WithVariant, on %v: a cache on one GPU takes it", d.GPU)
 	}

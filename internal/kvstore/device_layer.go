@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"runtime"
 
-	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
@@ -21,12 +20,6 @@ import (
 )
 
 func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
-	if c.Entropy != nil {
-		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%v: the entropy of weights, on %v: caches in host memory have it", c.Node, p.pages.GPU)
-	}
-	if c.Mass != nil {
-		return nil, nil, errs.Errorf(op, errs.ErrUnsupported, "%v: attention mass, on %v: caches in host memory have it", c.Node, p.pages.GPU)
-	}
 	if err := p.pages.GPU.Enter(op); err != nil {
 		return nil, nil, err
 	}
@@ -119,7 +112,7 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 	case p.isPerMember(c, qkv):
 		return p.attendPerMember(c, qkv)
 	}
-	var o, l *ongpu.Tensor
+	var o, l, entropy, mass *ongpu.Tensor
 	err = p.pages.GPU.Queue.Submit(func(sub *queue.Submission) error {
 		var frees ongpu.Freeing
 		defer frees.All()
@@ -154,6 +147,18 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 				return err
 			}
 		}
+		memory := c.Memory.On(p.pages.GPU.Group, 0)
+		if c.Entropy != nil {
+			if entropy, operands.Entropy, err = qkv.Beside(sub, &memory.Entropy, c.Rows.LSEType(), c.Rows.LSEShape()); err != nil {
+				return err
+			}
+		}
+		if c.Mass != nil {
+			operands.Places = c.Places
+			if mass, operands.Mass, err = qkv.Beside(sub, &memory.Mass, c.Rows.LSEType(), c.Rows.MassShape(c.Places)); err != nil {
+				return err
+			}
+		}
 		rows := newRows{k: k, v: v}
 		if p.turns() {
 			lead, n := p.pages.GPU, qkv[0].Shape.TotalSize()
@@ -178,6 +183,12 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.Entropy != nil {
+		*c.Entropy = entropy.Value()
+	}
+	if c.Mass != nil {
+		*c.Mass = mass.Value()
 	}
 	if l == nil {
 		return o.Value(), nil, nil
@@ -337,11 +348,19 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 	}
 	up := s.bytes
 	o := dense.New(c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)...)
-	var results [2]part // the output and the log-sum-exp
+	var results [4]part // the output, the log-sum-exp, entropies and attention mass
 	results[0] = s.add(operand.RowMajorBytes(o), c.Rows.Query)
 	if c.LSE {
 		l := dense.New(tensor.Float32, c.Rows.LSEShape()...)
 		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
+	}
+	if c.Entropy != nil {
+		e := dense.New(tensor.Float32, c.Rows.LSEShape()...)
+		results[2], *c.Entropy = s.add(operand.RowMajorBytes(e), tensor.Float32), e
+	}
+	if c.Mass != nil {
+		m := dense.New(tensor.Float32, c.Rows.MassShape(c.Places)...)
+		results[3], *c.Mass = s.add(operand.RowMajorBytes(m), tensor.Float32), m
 	}
 	down := s.bytes - up
 	var rotated []part
@@ -382,6 +401,12 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		}
 		if c.LSE {
 			operands.LSE = results[1].in(b)
+		}
+		if c.Entropy != nil {
+			operands.Entropy = results[2].in(b)
+		}
+		if c.Mass != nil {
+			operands.Mass, operands.Places = results[3].in(b), c.Places
 		}
 		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
 		for i := range rotated {

@@ -173,9 +173,6 @@ func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	if err := p.plan.CheckTensors(c.Tensors); err != nil {
 		return nil, nil, errs.Errorf(op, errs.ErrShape, "%v: WithVariant: %v", c.Node, err)
 	}
-	if err := p.checkOutputs(op, c); err != nil {
-		return nil, nil, err
-	}
 	if c.Rows.Query == tensor.Float32 {
 		out, lse, err = attendLayer[float32](p, c)
 	} else {
@@ -185,22 +182,6 @@ func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 		return nil, nil, errs.Engine(op, c.Node.String(), err)
 	}
 	return out, lse, nil
-}
-
-// checkOutputs returns an error if entropies or attention mass do not go with the step.
-func (p *hostPlan) checkOutputs(op string, c *Call) error {
-	if (c.Entropy != nil || c.Mass != nil) && attn.HasTrees(p.seqs) {
-		return errs.Errorf(op, errs.ErrUnsupported, "%v: entropy or attention mass of a step with trees", c.Node)
-	}
-	if c.Mass == nil {
-		return nil
-	}
-	for i := range p.seqs {
-		if n := attn.Ceil(p.seqs[i].Keys, p.geometry.TileTokens); n > c.Places {
-			return errs.Errorf(op, errs.ErrShape, "%v: append %d is to a sequence of %d tokens, which have %d LeanTiles, and attention mass has places for %d", c.Node, i, p.seqs[i].Keys, n, c.Places)
-		}
-	}
-	return nil
 }
 
 // clearOthers clears the rows of an output that belong to no sequence.

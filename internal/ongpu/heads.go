@@ -53,6 +53,11 @@ func (t *QKV) LogSumExp(sub *queue.Submission, n *Node, dtype tensor.Dtype, shap
 	return InUse(sub)(gpu.NextValue(sub, &n.On(gpu.Group, 0).Rest, dtype, shape, t[:]...))
 }
 
+// Beside returns a new value of the node in a slot of its memory, beside the value.
+func (t *QKV) Beside(sub *queue.Submission, slot *queue.Slot, dtype tensor.Dtype, shape tensor.Shape) (*Tensor, Mem, error) {
+	return InUse(sub)(t[0].GPU.NextValue(sub, slot, dtype, shape, t[:]...))
+}
+
 // InUse returns a function that adds the memory of a value to the value.
 func InUse(sub *queue.Submission) func(*Tensor, error) (*Tensor, Mem, error) {
 	return func(d *Tensor, err error) (*Tensor, Mem, error) {

@@ -38,6 +38,8 @@ type NodeMemory struct {
 	Value   queue.Slot
 	Rest    queue.Slot // memory of steps before the value, or of a second value: the log-sum-exp
 	Rotated queue.Slot // queries after the rotary embedding
+	Entropy queue.Slot // of attention, and Mass
+	Mass    queue.Slot
 	inputs  []*queue.Slot
 }
 

@@ -29,6 +29,8 @@ type Tensor struct {
 	Content
 	LSE    *Tensor // of an attention's output, for the node of the log-sum-exp
 	broken error   // why the tensor has no value
+
+	Entropy, Mass *Tensor // as LSE
 }
 
 // Content is the data of a tensor.

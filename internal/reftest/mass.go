@@ -63,7 +63,7 @@ func (c *Case) Entropy(p Precision) (entropy, bound []float64) {
 						j = start + i - sinks
 					}
 					product, abs := dot(row(c.Q, token, c.Heads, h, c.Dim), row(c.K, sum(c.Keys[:seq])+j, c.KVHeads, h/(c.Heads/c.KVHeads), c.Dim))
-					s, off, _, _ := c.Score(seq, pos, h, j, float64(product*c.Scale), u*float64(c.Dim+4)*abs*math.Abs(c.Scale), u)
+					s, off, _, _ := c.Score(seq, pos, h, j, float64(product*c.Scale), (u*float64(c.Dim+4)+p.Query)*abs*math.Abs(c.Scale), u)
 					if c.Variant != nil {
 						v := c.varied(seq, pos, h, j, s, off, u)
 						if v.hidden {

@@ -91,7 +91,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if !p.canAppend("attention") || p.form.spread.on() || p.form.kernel.family != &decodeFamily || p.form.both || p.form.sharing.on() { // the schedule does not cover all sequences and keys
 		return false
 	}
-	if p.form.geometry.Invariant { // fused launches have their own order of sums
+	if p.form.geometry.Invariant || p.form.geometry.Measures { // fused launches have their own order of sums
 		return false
 	}
 	if p.checkLaid("attention", o) != nil {

@@ -25,12 +25,13 @@ type memory struct {
 	scores   *cuda.Buffer // of unfused attention; nil before first use
 	parts    *cuda.Buffer // partials of output tiles of the prefill kernels, after their counters, which are zero between launches; nil before first use
 	spread   *cuda.Buffer // queries and outputs, see runSpread; nil before first use
+	sums     *cuda.Buffer // of weights, see measured; zero between launches; nil before first use
 	states   *cuda.Buffer // of shared prefixes, see sharing.states; or of LeanTiles, with batch invariance; nil before first use
 }
 
 // buffers returns all buffers in a fixed order.
-func (m *memory) buffers() [9]**cuda.Buffer {
-	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states, &m.spread}
+func (m *memory) buffers() [10]**cuda.Buffer {
+	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states, &m.spread, &m.sums}
 }
 
 // stagings is 3, since a recording's copies count as made when its replay has ended: one staging for the running
@@ -150,7 +151,7 @@ type workspaceSize struct {
 	tileRows, dim int   // of the decode kernels' output tiles
 	scores        int64 // numbers
 	parts, states int64 // bytes
-	spread        int64 // bytes
+	spread, sums  int64 // bytes
 }
 
 // reserve takes memory for a step and for the lists of a table. On error nothing has changed.
@@ -196,6 +197,11 @@ func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error
 	}
 	if r.parts > 0 {
 		if err = zeros(&next.parts, r.parts); err != nil {
+			return err
+		}
+	}
+	if r.sums > 0 {
+		if err = zeros(&next.sums, r.sums); err != nil {
 			return err
 		}
 	}

@@ -47,6 +47,7 @@ type Plan struct {
 	scored
 	rotated
 	written       written
+	measured      measured
 	prefixes      prefixes
 	unfusedParams unfusedParams
 	narrowed      narrowed
@@ -123,6 +124,7 @@ type form struct {
 	both     bool           // prefill kernels run beside kernel, each for some sequences
 	beside   bool           // beside another plan's launch, see Plan.beside
 	sharing  sharing        // of prefixes
+	chunks   int            // of keys, which measured sums of a row are of; 0: none
 	spread   spreads        // of heads whose width no kernel has
 	memory   uint64
 }
@@ -273,6 +275,9 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if restores(&g) {
 		_, take.states = restoreBytes(&g, max(need.Rows, least.Rows))
 	}
+	if g.Measures {
+		form.chunks, take.sums = p.sizeMeasured(&g, &need, &least, form.kernel)
+	}
 	take.spread = spread.bytes(&g, max(need.Rows, least.Rows))
 	p.prefixes.size()
 	if shares {
@@ -310,7 +315,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 
 // choose checks a step of a problem that supports has checked, and returns its form, its size, and the division of sequences among kernels. It asks nothing of
 // the GPU and writes only scratch.
-func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need measured, who division, err error) {
+func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need stepSize, who division, err error) {
 	if need, err = measure(op, g, seqs, rows); err != nil {
 		return form, need, who, err
 	}
@@ -368,8 +373,8 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	return few
 }
 
-// measured is the size of a step.
-type measured struct {
+// measure's result is the size of a step.
+type stepSize struct {
 	Capacity
 	trees    int   // tokens of trees
 	splits   bool  // some sequence has more than one page
@@ -381,7 +386,7 @@ type measured struct {
 }
 
 // measure checks the sequences and returns the step's size.
-func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m measured, err error) {
+func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m stepSize, err error) {
 	if rows < 0 || rows > math.MaxInt32 {
 		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
 	}

@@ -203,7 +203,7 @@ func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 // layPrefixes assigns prefixes to kernels and thread blocks, and sets the sizes of the launches around attention, for a
 // step of `rows` rows. few is the kernel of the sequences' own keys. results is the problem of the step, g that of the
 // own keys.
-func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need *measured, least *Capacity) sharing {
+func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need *stepSize, least *Capacity) sharing {
 	x := &p.prefixes
 	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.mostGathered(g, max(least.Rows, rows))}
 	if p.recorded {

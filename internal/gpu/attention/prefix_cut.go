@@ -44,7 +44,7 @@ func sharingPays(g *attn.Problem, seqs []attn.Sequence, saved, key int) bool {
 // If the decode kernel attends to the own keys, some thread blocks may attend to prefixes beside it: decode blocks keep
 // the memory busy, the others the tensor cores. besidePrefixes returns the number of these blocks; 0: one launch
 // follows the other.
-func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, need *measured, gathered int) (blocks int) {
+func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, need *stepSize, gathered int) (blocks int) {
 	const step = 8 // step of the numbers of blocks that are tried
 	e := p.engine
 	n := int64(e.blocks)
@@ -75,7 +75,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 }
 
 // reading returns the costs of reading own keys, of the size in need, and prefixes, in the unit of the decode kernels.
-func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
+func (p *Plan) reading(g *attn.Problem, need *stepSize) (own, shared int64) {
 	x, group, tile := &p.prefixes, g.Group(), tileTokens(g)
 	if own = need.tiles; need.Queries > 1 || g.Window != 0 { // rows attend to different numbers of keys
 		own = 0

@@ -20,10 +20,13 @@ import (
 //   - Bias: the numbers that the geometry's Bias places. No buffer without a bias.
 //   - Sinks: a float32 for each query head, aligned to 4 bytes, if the geometry has Sinks.
 //   - Tensors: those of the geometry's Variant.
+//   - Entropy: as LSE, if the geometry Measures. Mass: as LSE, Places numbers for each. Without buffers they are not written.
 type Operands struct {
 	Q, Out, LSE, Bias, Sinks gpu.Memory
 	Pages                    Pages
 	Tensors                  [variant.MaxTensors]Tensor
+	Entropy, Mass            gpu.Memory
+	Places                   int
 }
 
 // Pages is the memory of a layer's keys and values.
@@ -173,6 +176,9 @@ func (p *Plan) runDecode(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err != nil {
 		return err
 	}
+	if k.measures {
+		return p.runMeasured(s, o, k, grid)
+	}
 	if a := &p.params; k.scored {
 		p.scoredParams = scoredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(&p.form.geometry, o, k)}
 		if p.form.walks {
@@ -235,6 +241,9 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 	if err := p.checkTensors(op, o); err != nil {
 		return err
 	}
+	if err := p.checkMeasured(op, o); err != nil {
+		return err
+	}
 	if o.LSE.Buffer == nil {
 		return nil
 	}
@@ -269,7 +278,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps the buffers of an attention launch alive.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Pages[0].Scales.Buffer, o.Pages[1].Scales.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
+	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Pages[0].Scales.Buffer, o.Pages[1].Scales.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states, p.memory.sums, o.Entropy.Buffer, o.Mass.Buffer} {
 		if b != nil {
 			p.args.Hold(b)
 		}

@@ -59,7 +59,7 @@ type scored struct {
 func (c *scored) lists() []entries { return []entries{&c.slopes, &c.details, &c.trees, &c.cuts} }
 
 // size sets the lengths of the lists.
-func (c *scored) size(g *attn.Problem, need *measured, least *Capacity) {
+func (c *scored) size(g *attn.Problem, need *stepSize, least *Capacity) {
 	c.slopes.want(g.Slopes.Len(), 0, 0)
 	c.details.want(0, 0, 0)
 	if hasDetails(g) {

@@ -145,7 +145,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		}
 		d := c.dim
 		g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: d, ValueDim: d, Pages: attn.Separate(attn.Float16, d, d, attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}, attn.PageStrides{}), PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
-			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
+			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d}, LSE: attn.Strides{Row: c.heads, Head: 1},
 		}
 		g.Pages.Planes[1].At = g.Pages.Planes[0].At
 		tree := make(attn.Tree, min(c.queries, attn.MaxTree)) // with branches of two
@@ -190,6 +190,20 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			o := o
 			if v.wide {
 				o.Q, o.Out = wide[0], wide[1]
+			}
+			if g.Measures {
+				o.Entropy = memory(rows*c.heads, attn.Float32)
+				if g.TileTokens > 0 {
+					o.Places = attn.Ceil(c.keys, g.TileTokens)
+					o.Mass = memory(rows*c.heads*o.Places, attn.Float32)
+				}
+				b.Cleanup(func() {
+					for _, x := range [...]gpu.Memory{o.Entropy, o.Mass} {
+						if x.Buffer != nil {
+							noError(b, x.Buffer.Close())
+						}
+					}
+				})
 			}
 			b.Cleanup(func() { noError(b, plan.Close()) })
 			runs = append(runs, m.timed(b, 8, func(int) error { return plan.Run(m.Stream, &o) }))

@@ -36,6 +36,7 @@ type kernel struct {
 	positive bool         // scales must be positive, which keeps the order of scores
 	scored   bool         // it has the Variant with scores (kernels/attn_variant.cuh)
 	changes  bool         // score changes, too
+	measures bool         // its weights, too: see measured.go
 	spreads  bool         // of an engine: heads may have other widths, see spreads
 
 	functions []*cuda.Function // of an engine; loaded at first use
@@ -133,6 +134,7 @@ func (k *kernel) configured(rows int) int {
 const (
 	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
+	measuredUnit       = "measured"
 	latentUnit         = "latent"
 	latentPartUnit     = "latent_part"
 	latentAnyUnit      = "latent_any"
@@ -143,8 +145,9 @@ const (
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
-	variantEnd         = "_variant" // suffix of the names of kernels with scores
-	writtenEnd         = "_written" // and with a user's variant, before they have been compiled
+	variantEnd         = "_variant"  // suffix of the names of kernels with scores
+	writtenEnd         = "_written"  // and with a user's variant, before they have been compiled
+	measuredEnd        = "_measured" // and of those that measure weights
 )
 
 // Kernels that store new keys and values. appendEntry and rotaryEntry, in appendUnit, are for pages of numbers. narrowEntry, in
@@ -307,6 +310,15 @@ func decodeLines() (lines []kernel) {
 		}
 		of.pages = false
 		add(of, variantEnd, []attn.DType{attn.Float32}, headDims...)
+	}
+	measured := kernel{unit: measuredUnit, features: (decodeFeatures | scoredFeatures | attn.Measures) &^ attn.Trees, needs: attn.Measures, scored: true, changes: true, measures: true, capability: ampere, tile: plain}
+	for _, kv := range gpu.Types {
+		for _, dim := range []int{64, 128} {
+			measured.pages = kv != attn.Float32
+			add(measured, measuredEnd, []attn.DType{kv}, dim)
+			line := &lines[len(lines)-1]
+			line.entries = append(line.entries, measuredEntry)
+		}
 	}
 	// Kernels that are compiled at run time.
 	add(kernel{features: decodeFeatures | writtenFeatures, needs: attn.Varied, scored: true, changes: true, capability: ampere, tile: plain}, writtenEnd, gpu.Types, headDims...)
@@ -510,7 +522,11 @@ func supportsKeys(op string, g *attn.Problem) error {
 func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
 	narrow := (g.Pages.Key().DType.Size() == 1 || isFour(g)) && w.features&attn.ValuesInKeys == 0
-	if w.features&attn.Varied != 0 {
+	apart := attn.ValuesInKeys | attn.Varied | attn.Measures // features of kernels that others do not stand for
+	switch {
+	case w.features&attn.Measures != 0:
+		can.Name, apart = can.Name+" that measures weights", apart&^attn.Varied
+	case w.features&attn.Varied != 0:
 		can.Name += " with a variant"
 	}
 	if narrow {
@@ -524,7 +540,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	for i := range kernels {
 		k := &kernels[i]
-		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || k.isDirect() || (w.features^k.needs)&(attn.ValuesInKeys|attn.Varied) != 0 || narrow != (k.family == &narrowFamily) || isFour(g) != (k.kv == attn.Q4) {
+		if anyHeads && k.unit != anyUnit || k.rows > w.rows || k.same() && !w.same || k.paged || k.isDirect() || (w.features^k.needs)&apart != 0 || narrow != (k.family == &narrowFamily) || isFour(g) != (k.kv == attn.Q4) {
 			continue
 		}
 		if can.Features |= k.features; k.spreads && w.features&^(k.features|attn.OtherValueDim) == 0 {

@@ -113,7 +113,7 @@ func hides(g *attn.Problem) bool {
 }
 
 // size sets the lengths of the lists. who says which kernels attend to the step's sequences.
-func (w *written) size(e *Engine, g *attn.Problem, need *measured, least *Capacity, who division) {
+func (w *written) size(e *Engine, g *attn.Problem, need *stepSize, least *Capacity, who division) {
 	none := [2]int{}
 	w.few.want(none, none, none)
 	w.many.want(none, none, none)
