@@ -25,9 +25,12 @@ func TestEmulatedMeasured(t *testing.T) {
 // the results beside them. A second run has the same bits.
 func testMeasured(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
-	plan := m.engine.NewPlan()
+	plan, dims := m.engine.NewPlan(), []int{64, 128}
+	if m.engine.hasCopyEngine() {
+		dims = append(dims, 40, 104) // spread over 64 and 128 elements
+	}
 	for i := range n {
-		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, 64, 128), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, dims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 		s.Heads, s.ValueDim = s.KVHeads*enginetest.Pick(rng, 1, 1, 2, 4, 5, 8, 17), s.Dim
 		for range enginetest.Pick(rng, 1, 2, 5) {
 			keys := enginetest.Pick(rng, 0, 1, 63, 64, 65, 200, rng.IntN(longest))
