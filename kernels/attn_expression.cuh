@@ -14,6 +14,8 @@ struct alignas(16) WrittenBlock {
 
 // The parameters of the expressions, and the LeanTiles that are not left out. They lie behind ScoreParams.
 struct WrittenParams {
+  float2* sums; // of measured weights, as MeasureParams (attn_measured.cuh) has them
+  int chunks;
   const void* tensors[WRITTEN_TENSORS];
   const int* lists;           // of each sequence the number of its first block of rows in `blocks`
   const WrittenBlock* blocks; // null: no key is hidden by an expression or a window

@@ -1,13 +1,14 @@
 // The Variant of attention that a user has written (docs/variants.md). A generated unit has the user's expressions as
 //
 //	struct Expression {
-//	  static constexpr bool changes = ..., windows = ..., scores = ..., hides = ..., judges = ..., reads = ..., large = ...;
+//	  static constexpr bool changes = ..., windows = ..., measures = ..., scores = ..., hides = ..., judges = ..., reads = ..., large = ...;
 //	  static float score(const WrittenParams& p, float score, int query, int key, int head, int sequence);
 //	  static bool sees(...); // of the same
 //	};
 //
 //	changes   whether there are changes of scores before, as Scored has them
 //	windows   whether windows hide keys, too
+//	measures  whether weights are measured: then attn_measured.cuh is included before
 //	scores    whether `score` is not its argument
 //	hides     whether `sees` may be false
 //	judges    whether `sees` depends on the score
@@ -31,12 +32,15 @@ struct WrittenLaunchParams {
   const int* prefetched;
 };
 
+#ifndef MEASURED_ATTENTION // attn_measured.cuh has both
 // InvariantTiles (attn_invariant.cuh) of launches that have none.
 template <class S> struct InvariantTiles {
   template <class... X> __device__ __forceinline__ InvariantTiles(const X&...) {}
   template <class... X> __device__ __forceinline__ void combine(const X&...) {}
   template <class... X> __device__ __forceinline__ void settle(const X&...) {}
 };
+template <class S> struct MeasuredRows;
+#endif
 
 template <class E, class S> struct WrittenRows;
 
@@ -86,8 +90,8 @@ template <class E> struct Written {
   __device__ static __forceinline__ constexpr bool invariant(const Params&) { return false; }
 };
 
-template <class E, class S> struct WrittenRows : RowScores<S> {
-  using Base = RowScores<S>;
+template <class E, class S> struct WrittenRows : Either<E::measures, MeasuredRows<S>, RowScores<S>>::type {
+  using Base = typename Either<E::measures, MeasuredRows<S>, RowScores<S>>::type;
   using typename Base::A, typename Base::Place;
   SeenByAll seen;
   __device__ __forceinline__ WrittenRows(const Params& p, const Place& w, typename A::Mode mode, int rows, int lane) : Base(p, w, mode, rows, lane), seen(p, E::hides, w.seq, w.block) {}
@@ -106,6 +110,7 @@ template <class E, class S> struct WrittenRows : RowScores<S> {
         each([&](float x, int i, int n) { return f(x * 1.3862943611198906f, i, n) * 0.72134752044448170f; }); // ln 4, log4(e)
       });
       if constexpr (E::windows) maskScores<S::KEYS>(scoreOf(this->p), *this, key, each);
+      if constexpr (E::measures) this->measure(own, each);
     }
   };
 };

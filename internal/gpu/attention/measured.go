@@ -104,8 +104,7 @@ func (p *Plan) checkMeasured(op string, o *Operands) error {
 // runMeasured queues the attention, and the launch that makes the results. p.params is filled.
 func (p *Plan) runMeasured(s *cuda.Stream, o *Operands, k *kernel, grid cuda.Grid) error {
 	g, a, l := &p.form.geometry, &p.params, &p.measured.launch
-	sums := p.memory.sums.Address()
-	*l = measuredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, score: p.scoresOf(g, o, k), measure: measureParams{sums: sums, chunks: int32(p.form.chunks)}, meet: a.meet}
+	*l = measuredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, score: p.scoresOf(g, o, k), measure: p.measureOf(), meet: a.meet}
 	if p.form.walks {
 		l.prefetched = a.prefetched
 	}
@@ -115,9 +114,22 @@ func (p *Plan) runMeasured(s *cuda.Stream, o *Operands, k *kernel, grid cuda.Gri
 	if err := k.functions[0].Launch(s, grid, &p.args); err != nil {
 		return err
 	}
-	r := &p.measured.rows
+	return p.finishMeasured(s, o, k)
+}
+
+// measureOf returns the parameters of kernels that measure weights; zero: they do not.
+func (p *Plan) measureOf() (m measureParams) {
+	if p.form.chunks > 0 {
+		m.sums, m.chunks = p.memory.sums.Address(), int32(p.form.chunks)
+	}
+	return m
+}
+
+// finishMeasured queues the launch behind k that makes the results.
+func (p *Plan) finishMeasured(s *cuda.Stream, o *Operands, k *kernel) error {
+	g, r := &p.form.geometry, &p.measured.rows
 	*r = measuredRows{
-		sums: sums, seqs: p.seqs.address(&p.memory), lseRow: int64(g.LSE.Row), lseHead: int64(g.LSE.Head),
+		sums: p.memory.sums.Address(), seqs: p.seqs.address(&p.memory), lseRow: int64(g.LSE.Row), lseHead: int64(g.LSE.Head),
 		sequences: int32(len(p.seqs.data)), rows: int32(p.form.rows), heads: int32(g.Heads), chunks: int32(p.form.chunks), places: int32(o.Places),
 	}
 	if g.Sinks {

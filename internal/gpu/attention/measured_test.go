@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda/nvrtc"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -14,19 +15,33 @@ import (
 )
 
 func TestGPUMeasured(t *testing.T) {
-	testMeasured(t, realGPU(t), enginetest.OrShort(200, 40), enginetest.OrShort(20000, 3000))
+	testMeasured(t, realGPU(t), enginetest.OrShort(200, 40), enginetest.OrShort(20000, 3000), variant.Source{})
 }
 
+// The same with a variant, whose kernel is compiled for each type and head dim.
+func TestGPUWrittenMeasured(t *testing.T) {
+	nvrtc.ForTest(t)
+	testMeasured(t, realGPU(t), enginetest.OrShort(60, 12), 3000, measuredVariant)
+}
+
+var measuredVariant = variant.Source{Score: "score*0.5 - 0.01*abs(query-key)", Visible: "key % 3 != 1 || head == 0 || key > 200"}
+
 func TestEmulatedMeasured(t *testing.T) {
-	testMeasured(t, emulatedGPU(t, 5), reftest.Cases(t, 3, 40), 300)
+	testMeasured(t, emulatedGPU(t, 5), reftest.Cases(t, 3, 40), 300, variant.Source{})
+}
+
+func TestEmulatedWrittenMeasured(t *testing.T) {
+	nvrtc.ForTest(t)
+	testMeasured(t, emulatedGPU(t, 5), reftest.Cases(t, 1, 10), 300, measuredVariant)
 }
 
 // testMeasured runs attention that measures its weights, with random shapes, layouts, masks and changes of scores: entropies, masses, and
 // the results beside them. A second run has the same bits.
-func testMeasured(t *testing.T, m *machine, n, longest int) {
+func testMeasured(t *testing.T, m *machine, n, longest int, source variant.Source) {
 	rng := reftest.Rand(t)
 	plan, dims := m.engine.NewPlan(), []int{64, 128}
-	if m.engine.hasCopyEngine() {
+	varied := source.Score != ""
+	if m.engine.hasCopyEngine() && !varied {
 		dims = append(dims, 40, 104) // spread over 64 and 128 elements
 	}
 	for i := range n {
@@ -46,10 +61,15 @@ func testMeasured(t *testing.T, m *machine, n, longest int) {
 		case 1:
 			s.Causal, s.Window = true, enginetest.Pick(rng, 1, 40, 64, 100)
 		}
+		if varied {
+			v, err := variant.New(source)
+			noError(t, err)
+			s.Variant = v
+		}
 		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Constant, reftest.Huge), options{shape: &s, kv: kv, dense: rng.IntN(2) == 0})
 		p.geometry.Measures, p.geometry.TileTokens = true, tile
 		p.geometry.Workers = enginetest.Pick(rng, 0, 0, 1, 3)
-		want, bound, tiles := p.Mass(p.precision(), variant.Source{}, tile)
+		want, bound, tiles := p.Mass(p.precision(), source, tile)
 		entropy, entropyBound := p.Entropy(p.precision())
 		places := tiles + rng.IntN(2)
 		if places == 0 {
@@ -169,7 +189,6 @@ func TestRunRefusesMeasured(t *testing.T) {
 		"head dim 80 is not supported: kernels have head dims [64 128]": func(g *attn.Problem) { g.Dim, g.ValueDim = 80, 80 },
 		"that measures weights: a tree":                                 func(g *attn.Problem) { g.Causal, g.Tree = true, true },
 		"that measures weights: batch invariance":                       func(g *attn.Problem) { g.Invariant = true },
-		"that measures weights: a variant":                              func(g *attn.Problem) { g.Variant, _ = variant.New(variant.Source{Score: "score"}) },
 	} {
 		g := p.geometry
 		g.Measures = true

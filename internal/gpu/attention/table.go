@@ -322,6 +322,7 @@ func decodeLines() (lines []kernel) {
 	}
 	// Kernels that are compiled at run time.
 	add(kernel{features: decodeFeatures | writtenFeatures, needs: attn.Varied, scored: true, changes: true, capability: ampere, tile: plain}, writtenEnd, gpu.Types, headDims...)
+	add(kernel{features: decodeFeatures | writtenFeatures | attn.Measures, needs: attn.Varied | attn.Measures, scored: true, changes: true, measures: true, capability: ampere, tile: plain}, measuredEnd+writtenEnd, gpu.Types, headDims...)
 	return lines
 }
 
@@ -523,11 +524,11 @@ func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
 	narrow := (g.Pages.Key().DType.Size() == 1 || isFour(g)) && w.features&attn.ValuesInKeys == 0
 	apart := attn.ValuesInKeys | attn.Varied | attn.Measures // features of kernels that others do not stand for
-	switch {
-	case w.features&attn.Measures != 0:
-		can.Name, apart = can.Name+" that measures weights", apart&^attn.Varied
-	case w.features&attn.Varied != 0:
+	if w.features&attn.Varied != 0 {
 		can.Name += " with a variant"
+	}
+	if w.features&attn.Measures != 0 {
+		can.Name += " that measures weights"
 	}
 	if narrow {
 		can.Name += map[bool]string{false: " to keys and values of 8 bits", true: " to keys and values of 4 bits"}[isFour(g)]

@@ -35,6 +35,9 @@ type Tensor struct {
 
 // writtenParams is struct WrittenParams.
 type writtenParams struct {
+	sums                 uint64
+	chunks               int32
+	_                    [4]byte
 	tensors              [variant.MaxTensors]uint64
 	lists, blocks, tiles uint64
 	sizes                [variant.MaxTensors * writtenAxes]int32
@@ -199,6 +202,7 @@ type printedKey struct {
 	dim              int
 	query            attn.DType
 	changes, windows bool
+	measures         bool
 }
 
 type printedKernel struct {
@@ -225,12 +229,12 @@ func (e *Engine) print(op string, g *attn.Problem, k *kernel) (printedKernel, er
 }
 
 func keyOf(g *attn.Problem, line any) printedKey {
-	return printedKey{g.Variant, line, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0}
+	return printedKey{g.Variant, line, g.Dim, g.QueryType, g.Cap != 0 || g.Slopes != "" || g.Bias != (attn.Bias{}), g.Window > 0, g.Measures}
 }
 
 // flags are the constants of an Expression that the variant does not decide.
 func (k *printedKey) flags() string {
-	return fmt.Sprintf("changes = %t, windows = %t", k.changes, k.windows)
+	return fmt.Sprintf("changes = %t, windows = %t, measures = %t", k.changes, k.windows, k.measures)
 }
 
 // loadsOf returns the functions that load elements of the variant's tensors.
@@ -294,6 +298,9 @@ func unitOf(g *attn.Problem, k *kernel, expression string) (source string, names
 	sum := sha256.Sum256([]byte(expression + arguments))
 	name := fmt.Sprintf("%s_%s_%d_%s", kind, gpu.Name(k.kv), g.Dim, hex.EncodeToString(sum[:8]))
 	source, names = fmt.Sprintf("#include \"%s.cuh\"\n%s%s(%s, %s)\n", header, expression, macro, name, arguments), []string{name}
+	if g.Measures {
+		source, names = "#include \"attn_measured.cuh\"\n"+source, append(names, measuredEntry)
+	}
 	if k.parts == 0 && restores(g) {
 		names = append(names, name+"_restore")
 		source += "WRITTEN_RESTORE(" + names[1] + ")\n"
@@ -358,11 +365,16 @@ func (p *Plan) runWritten(s *cuda.Stream, o *Operands, k *kernel) error {
 	}
 	*l = writtenLaunch{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(g, o, k)}
 	p.expressionOf(&l.written, o, &made, &p.written.few)
+	m := p.measureOf()
+	l.written.sums, l.written.chunks = m.sums, m.chunks
 	p.args.Reset()
 	cuda.Struct(&p.args, l)
 	p.hold(o)
 	if err := k.functions[0].Launch(s, grid, &p.args); err != nil || p.form.both { // prefill kernels follow
 		return err
+	}
+	if g.Measures {
+		return p.finishMeasured(s, o, k)
 	}
 	return p.restore(s, o, &own)
 }
