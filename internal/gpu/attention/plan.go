@@ -556,15 +556,6 @@ func inOrder(a, b sequence, queries int) int {
 	return cmp.Or(cmp.Compare(a.place(queries), b.place(queries)), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
 }
 
-// place returns the first sort key of inOrder.
-func (s *sequence) place(queries int) uint32 {
-	at := math.MaxInt32 - uint32(s.keys)
-	if int(s.queries) > queries {
-		at |= 1 << 31
-	}
-	return at
-}
-
 // maskedRows lists the rows that attend to no key: those of the first `sequences` sequences, and those without a
 // sequence. No thread block visits these rows.
 func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {

@@ -1,6 +1,7 @@
 package attention
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 
@@ -156,4 +157,13 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 		k, _ = wholes.Next()
 		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq%len(seqs)]
 	}
+}
+
+// place returns the first sort key of inOrder.
+func (s *sequence) place(queries int) uint32 {
+	at := math.MaxInt32 - uint32(s.keys)
+	if int(s.queries) > queries {
+		at |= 1 << 31
+	}
+	return at
 }
