@@ -63,8 +63,8 @@ func (p *Plan) checkRounded(o *Operands, kv attn.DType) error {
 	return nil
 }
 
-// runLatentNarrow queues attention to latents of E4M3.
-func (p *Plan) runLatentNarrow(s *cuda.Stream, o *Operands, k *kernel) error {
+// runLatentFew queues attention to latents of E4M3 for few rows.
+func (p *Plan) runLatentFew(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err := p.checkRounded(o, k.kv); err != nil {
 		return err
 	}

@@ -180,6 +180,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_narrow_append.cuh", "NarrowAppendParams", narrowAppend{}},
 		{"kernels/attn_latent_any.cuh", "LatentAnyParams", latentAnyParams{}},
 		{"kernels/attn_latent_columns.cuh", "LatentColumnsParams", latentColumnsParams{}},
+		{"kernels/attn_latent_narrow.cuh", "LatentNarrowParams", latentNarrowParams{}},
 		{"kernels/attn_latent_append.cuh", "LatentAppendParams", latentAppend{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},

@@ -80,8 +80,9 @@ var (
 	// latentAnyFamily: as latentFamily, with masks and score changes. Output tiles have up to 32 rows.
 	latentAnyFamily = kernelFamily{shared: true, fits: latentAnyFits, run: (*Plan).runLatentAny}
 
-	// latentNarrowFamily: as latentFamily, and values are of E4M3.
-	latentNarrowFamily = kernelFamily{shared: true, fits: latentColumnsFits, run: (*Plan).runLatentNarrow}
+	// latentNarrowFamily: as latentFamily, and values are of E4M3. latentFewFamily: the same, with keys as rows of products.
+	latentNarrowFamily = kernelFamily{shared: true, fits: latentNarrowFits, run: (*Plan).runLatentNarrow}
+	latentFewFamily    = kernelFamily{shared: true, fits: latentColumnsFits, run: (*Plan).runLatentFew}
 
 	// prefillFamily: thread blocks have output tiles of 64 rows or more.
 	prefillFamily = kernelFamily{shared: true, fits: prefillFits, run: (*Plan).runPrefill}
@@ -137,6 +138,7 @@ const (
 	measuredUnit       = "measured"
 	latentUnit         = "latent"
 	latentPartUnit     = "latent_part"
+	latentNarrowUnit   = "latent_narrow"
 	latentAnyUnit      = "latent_any"
 	anyUnit            = "any"
 	narrowUnit         = "attn_narrow"
@@ -373,11 +375,14 @@ func latentLines() (lines []kernel) {
 			capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, features: latentFeatures, needs: attn.ValuesInKeys,
 		})
 	}
-	lines = append(lines, kernel{
-		family: &latentNarrowFamily, unit: latentUnit, entries: []string{"latent_e4m3_16", "latent_e4m3_32", "latent_e4m3_64"}, kv: attn.E4M3, dims: []int{latentDim}, value: latentValue,
-		capability: hopper, tile: tile{rows: latentRows}, chunk: latentKeys, halves: true,
+	narrow := kernel{
+		family: &latentNarrowFamily, unit: latentNarrowUnit, entries: []string{"latent_e4m3"}, kv: attn.E4M3, dims: []int{latentDim}, value: latentValue,
+		capability: hopper, rows: 2*latentFew + 1, tile: tile{rows: latentRows}, chunk: latentKeys, halves: true,
 		features: latentFeatures | attn.Scaled | attn.SeveralPlanes | attn.SeveralTypes, needs: attn.ValuesInKeys | attn.Scaled,
-	})
+	}
+	few := narrow
+	few.family, few.unit, few.entries, few.rows = &latentFewFamily, latentUnit, []string{"latent_e4m3_16", "latent_e4m3_32"}, 0
+	lines = append(lines, narrow, few)
 	for _, kv := range append(gpu.Types[:len(gpu.Types):len(gpu.Types)], attn.E4M3) {
 		of := kernel{
 			family: &latentAnyFamily, unit: latentAnyUnit, entries: []string{"latent_any_" + gpu.Name(kv)}, kv: kv, anyWidth: true,
