@@ -490,6 +490,9 @@ func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G
 			if lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape()); err != nil {
 				return o, err
 			}
+			if v := op.score.Variant; v != nil && v.Unnormalised { // there is none: the gradient's input has any numbers
+				o.LSE = ongpu.Mem{}
+			}
 		}
 		if entropyStore != nil {
 			if entropy, o.Entropy, err = qkv.Beside(sub, &memory.Entropy, operand.LSEType(op.query), op.lseShape()); err != nil {

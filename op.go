@@ -45,7 +45,7 @@ import (
 //   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
 //     element type. Other gradients, and second derivatives, are [ErrUnsupported], on GPUs too.
 //   - Gradients on a GPU, on the tape machine: of float32 and 16 bits, for head dims up to 128 that are multiples of 8, and values as wide
-//     as keys. [WithDropout], [WithSinkTokens] and [WithVariant] need 16 bits, and a Variant must not be Unnormalised.
+//     as keys. [WithDropout], [WithSinkTokens] and [WithVariant] need 16 bits. In float16 the Score of an Unnormalised variant must be at most 0.
 //   - The backward pass computes the weights again from the log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4),
 //     so no memory grows with Nq*Nk. Gradients of keys and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
 //

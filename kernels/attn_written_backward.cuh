@@ -1,10 +1,12 @@
 // Gradients of attention with the Variant that a user has written: see attn_written.cuh, which has the decode kernels. A generated unit has
 // an Expression with the derivatives, too:
 //
-//	linear      whether the derivative of `score` by the score is 1
-//	slope       that derivative, of the same arguments as `score`
-//	PARTIALS    the number of elements of tensors with a derivative of `score`
-//	partials    calls f(n, tensor, index, derivative) for each of them
+//	linear        whether the derivative of `score` by the score is 1
+//	unnormalised  whether weights are not divided by their sum: then p is the exponential of the score, and D is 0
+//	slope         that derivative, of the same arguments as `score`
+//	PARTIALS      the number of elements of tensors with a derivative of `score`
+//	partials      calls f(n, tensor, index, derivative) for each of them
+//	lineOf(n)     which scores of a head have the element of number n: a WrittenLine
 //
 // With x the score that the expressions get, gradients of x are dS = p (dO v - D) slope(x), and the gradient of an element of a tensor is the
 // sum of p (dO v - D) times the element's derivative over all scores that read the element.
@@ -12,11 +14,14 @@
 // Sums of an element have no order: each of them is a sum of integers, which are the terms times a power of two. A launch before finds the
 // largest term of each element. 2^60 over the number of scores, times the largest term, bounds each integer, so the error of a sum is less than
 // that of a sum of floats while there are at most 2^37 scores.
+//
+// On 9.0, where all scores of a line of a head have one element (of a key, a query, a distance, or of the head), floats of the line are added
+// first, in a fixed order. Few sums then go to memory, and each goes to an integer for its exponents: no launch before finds the largest.
 #pragma once
 #include "attn_backward_variant.cuh"
 #include "attn_expression.cuh"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#include "attn_backward_hopper_variant.cuh"
+#include "attn_backward_again.cuh"
 #endif
 
 constexpr int WRITTEN_GRADIENTS = 5; // of tensors, and of the bias
@@ -24,11 +29,12 @@ constexpr int WRITTEN_BEGINS = 6;
 static_assert(WRITTEN_GRADIENTS == WRITTEN_TENSORS + 1 && WRITTEN_BEGINS == WRITTEN_GRADIENTS + 1, "each has a beginning, and the last one an end");
 
 struct WrittenGradients {
-  u64* sums;                    // of all elements that have gradients, zero before
-  u32* largest;                 // of the same elements, bits of floats, zero before
+  u64* sums;                    // of all elements that have gradients, zero before; WRITTEN_PLACES for each element of tensors in `lines`
+  u32* largest;                 // of the elements of other tensors, bits of floats, zero before
   u32* factor;                  // bits of the largest weight times slope, zero before
   void* out[WRITTEN_GRADIENTS]; // of the type of queries; null: not wanted
-  int begin[WRITTEN_BEGINS];    // of each tensor the number of its first element
+  int begin[WRITTEN_BEGINS];    // of each tensor the number of its first sum
+  int lines;                    // bits of tensors whose elements belong to lines
   int shift;                    // terms of at most 1 have integers of at most 2^shift
   float bound;                  // on slopes, if `factor` is not made; 0: made
 };
@@ -40,6 +46,11 @@ struct WrittenBackwardParams {
   WrittenGradients gradients;
 };
 __device__ __forceinline__ const WrittenGradients& gradientsOf(const BackwardParams& p) { return *(const WrittenGradients*)(&writtenOf(p) + 1); }
+
+// The scores of a head that have one element of a tensor. The numbers are those of internal/variant.
+enum WrittenLine { WRITTEN_ANY, WRITTEN_HEAD, WRITTEN_KEY, WRITTEN_QUERY, WRITTEN_DISTANCE };
+// Integers of an element of a line: 8 exponents each, and the last one counts what is not finite.
+constexpr int WRITTEN_PLACES = 33;
 
 // A score of a row and a key.
 struct WrittenScore {
@@ -88,8 +99,8 @@ template <class E, class Store> struct WrittenHead {
     WrittenScore y;
     y.before = x;
     if constexpr (E::scores) x = E::score(written, y.before, place, key, head, seq);
-    y.weight = exp2_(__fmaf_rn(notPositive(x - lse), 1.4426950408889634f, lift));
-    if (dead) y.weight = 0.f;
+    y.weight = exp2_(__fmaf_rn(E::unnormalised ? x : notPositive(x - lse), 1.4426950408889634f, lift));
+    if (dead || E::unnormalised && lse == LEAN_INF) y.weight = 0.f;
     if constexpr (E::hides) {
       if (!E::sees(written, y.before, place, key, head, seq)) y.weight = 0.f;
     }
@@ -266,7 +277,7 @@ template <class B, class E, int PASS> struct WrittenTerms {
             } else {
               const float ds = z.weight * (y[0][n][h] - of[h % 2 * 2 + 1]);
               E::partials(writtenOf(p), z.before, behind + r, k, all % heads, seq, [&](int i, int tensor, int index, float by) {
-                if (to.out[tensor] != nullptr) lanes[i].add(to, to.begin[tensor] + index, ds * by);
+                if (to.out[tensor] != nullptr && !(to.lines >> tensor & 1)) lanes[i].add(to, to.begin[tensor] + index, ds * by);
               });
               if constexpr (E::changes) {
                 const BackwardScores& score = scoreOf(p);
@@ -292,19 +303,214 @@ template <class B, class E, int PASS> struct WrittenTerms {
     }
   }
 
-  // Writes the gradients of all elements.
-  __device__ static __forceinline__ void finish(const BackwardParams& p) {
+};
+
+// Writes the gradients of all elements.
+template <class Store> __device__ __forceinline__ void finishWritten(const BackwardParams& p) {
+  const WrittenGradients& to = gradientsOf(p);
+  for (int tensor = 0; tensor < WRITTEN_GRADIENTS; tensor++) {
+    if (to.out[tensor] == nullptr) continue;
+    const bool lines = to.lines >> tensor & 1;
+    const int n = (to.begin[tensor + 1] - to.begin[tensor]) / (lines ? WRITTEN_PLACES : 1);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+      const long long* const at = (const long long*)to.sums + to.begin[tensor] + (long long)i * (lines ? WRITTEN_PLACES : 1);
+      float sum = 0.f;
+      bool finite = true;
+      if (lines) {
+#pragma unroll 1
+        for (int k = 0; k < WRITTEN_PLACES - 1; k++) {
+          const int e = 8 * k - 149;
+          sum += __ll2float_rn(at[k]) * powerOf2(e / 2) * powerOf2(e - e / 2);
+        }
+        finite = at[WRITTEN_PLACES - 1] == 0;
+      } else {
+        const u32 largest = to.largest[to.begin[tensor] + i];
+        const int e = (int)(largest >> 23) - to.shift - 126;
+        sum = __ll2float_rn(*at) * powerOf2(e / 2) * powerOf2(e - e / 2), finite = largest < 0x7f800000;
+      }
+      Store::store(to.out[tensor], i, finite ? sum : __uint_as_float(0x7fffffff));
+    }
+  }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Sums of lines: the Job of BackwardAgain whose items are key blocks of a KV head. N is the partial derivative whose lines are queries or
+// distances, -1 none; FEW: with those of heads and keys, which a lane adds. The numbers of 32 rows of other lines go through shared memory.
+// A thread adds 16 of a line, those of a warp's keys.
+template <class E, int N, bool FEW> struct WrittenLines {
+  static constexpr bool across = N >= 0, distance = across && E::lineOf(N) == WRITTEN_DISTANCE;
+  static constexpr int KEYS = 128, QUARTER = 32, PITCH = QUARTER + 8, PARTS = 8, WINDOW = 256;
+  template <int> static constexpr int bytes() { return across ? KEYS * PITCH * 4 + PARTS * WINDOW * 4 : 0; }
+
+  template <class B> __device__ static __forceinline__ typename B::Walk walk(const BackwardParams& p) { // with a causal mask, those with the most rows first
+    const int kvHead = blockIdx.x % (p.batch * p.kvHeads), head = kvHead % p.kvHeads * p.group, seq = kvHead / p.kvHeads;
+    return typename B::Walk(p, seq, seq + 1, head, head + p.group, blockIdx.x / (p.batch * p.kvHeads) * KEYS, 0, 0x7fffffff);
+  }
+
+  float* const numbers;           // of each key QUARTER rows
+  float* const parts;             // PARTS times the sums of lines: a distance modulo WINDOW, or a row of the quarter
+  float sums[E::PARTIALS + 1][2]; // of the lane's two keys, or of the head
+  int seq, head, mine, begins;    // what the sums are of; head -1: nothing. begins: the block's first key
+  int behind, keys, place;        // of the sequence, and of the last quarter's first row
+  __device__ __forceinline__ WrittenLines(char* memory) : numbers((float*)memory), parts(numbers + KEYS * PITCH), head(-1) {
+    if constexpr (across)
+      for (int i = threadIdx.x - 128; i < PARTS * WINDOW; i += 256) parts[i] = 0.f;
+  }
+  __device__ static __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+  // Adds to an element. A sum has 24 bits, and at most 2^31 sums have one element: nothing overflows.
+  __device__ static __forceinline__ void add(u64* sums, float x) {
+    const u32 bits = __float_as_uint(x), e = bits >> 23 & 255, shift = max(e, 1u) - 1;
+    if ((bits & 0x7fffffff) == 0) return;
+    long long by = (long long)(bits & 0x7fffff | (e > 0 ? 0x800000 : 0)) << shift % 8;
+    if (bits >> 31) by = -by;
+    if (e == 255) by = 1;
+    atomicAdd((unsigned long long*)sums + (e == 255 ? WRITTEN_PLACES - 1 : shift / 8), (unsigned long long)by);
+  }
+  // Adds sums of a warp's lanes to partial derivative n's element, that of a query's place and a key. Sums of one element are added first.
+  __device__ __forceinline__ void addWarp(const BackwardParams& p, int n, float x, int place, int key, bool there) const {
     const WrittenGradients& to = gradientsOf(p);
-    for (int tensor = 0; tensor < WRITTEN_GRADIENTS; tensor++) {
-      if (to.out[tensor] == nullptr) continue;
-      for (int i = to.begin[tensor] + blockIdx.x * blockDim.x + threadIdx.x; i < to.begin[tensor + 1]; i += gridDim.x * blockDim.x) {
-        const int shift = -shiftOf(to, i);
-        const float sum = __ll2float_rn((long long)to.sums[i]) * powerOf2(shift / 2) * powerOf2(shift - shift / 2);
-        B::Format::Store::store(to.out[tensor], i - to.begin[tensor], to.largest[i] < 0x7f800000 ? sum : __uint_as_float(0x7fffffff));
+    long long element = -1;
+    E::partials(writtenOf(p), 0.f, place, key, head, seq, [&](int i, int tensor, int index, float) {
+      if (i == n && wanted(p, tensor)) element = to.begin[tensor] + (long long)index * WRITTEN_PLACES;
+    });
+    if (!there) element = -1;
+    if (__all_sync(~0u, element == __shfl_sync(~0u, element, 0))) {
+      x = sumOfWarp(x);
+      if (threadIdx.x % 32 != 0) return;
+    }
+    if (element >= 0) add(to.sums + element, x);
+  }
+  __device__ static __forceinline__ bool wanted(const BackwardParams& p, int tensor) { return gradientsOf(p).out[tensor] != nullptr && gradientsOf(p).lines >> tensor & 1; }
+
+  // The first warp adds `count` lines from one on, which are complete.
+  __device__ __forceinline__ void flush(const BackwardParams& p, int from, int count) const {
+    if (threadIdx.x / 32 != 4) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = lane; i < count + lane; i += 32) { // all lanes
+      const bool there = i < count;
+      float x = 0.f;
+#pragma unroll
+      for (int k = 0; k < PARTS; k++) {
+        float& y = parts[k * WINDOW + (from + i & WINDOW - 1)];
+        if (there) x += y, y = 0.f;
+      }
+      // A query and a key that there are: of others there is no sum.
+      if constexpr (distance) {
+        const int away = min(max(from + i, behind - keys + 1), keys - 1), key = max(behind - away, 0);
+        addWarp(p, N, x, key + away, key, there);
+      } else {
+        addWarp(p, N, x, min(place + i, keys - 1), 0, there);
       }
     }
   }
+  // Adds what there is of a head.
+  __device__ __forceinline__ void leave(const BackwardParams& p) {
+    if (head < 0) return;
+    if constexpr (distance) flush(p, place - begins - (KEYS - QUARTER - 1), KEYS - 1);
+    if constexpr (FEW) {
+      const int lane = threadIdx.x % 32, key = mine + lane / 4;
+#pragma unroll
+      for (int n = 0; n < E::PARTIALS; n++) {
+        if (E::lineOf(n) == WRITTEN_HEAD) addWarp(p, n, sums[n][0], keys - 1, 0, true);
+        if (E::lineOf(n) == WRITTEN_KEY) {
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            float x = sums[n][h];
+            x += __shfl_xor_sync(~0u, x, 1), x += __shfl_xor_sync(~0u, x, 2);
+            addWarp(p, n, x, keys - 1, min(key + h * 8, keys - 1), lane % 4 == 0 && key + h * 8 < keys);
+          }
+        }
+      }
+    }
+  }
+
+  template <class B> __device__ __forceinline__ void begin(const BackwardParams&, int) {}
+  template <class B> __device__ __forceinline__ void end(const BackwardParams& p) { leave(p); }
+
+  template <class B, class Walk> __device__ __forceinline__ void take(const BackwardParams& p, const Walk& w, int row, typename B::Numbers& x, typename B::Numbers& y, u32 logs, int of) {
+    if (head != w.head) {
+      leave(p);
+      seq = w.seq, head = w.head, mine = of, begins = w.key, behind = w.s.keys - w.s.queries, keys = w.s.keys;
+#pragma unroll
+      for (int n = 0; n <= E::PARTIALS; n++) sums[n][0] = sums[n][1] = 0.f;
+    }
+    const int lane = threadIdx.x % 32, key = mine + lane / 4;
+    const WrittenHead<E, typename B::Format::Store> scores(p, w.s, seq, head);
+    const bool some = scores.masked(row, B::ROWS, mine, B::MINE);
+    // There is code for the rows of a turn, whose products move to the front.
+    constexpr int TURNS = E::large ? 8 : 2, EIGHTS = 8 / TURNS;
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+      for (int n = 0; n < EIGHTS; n++) {
+        const int j = turn * EIGHTS + n;
+        float statistics[4], terms[4];
+        B::loadFour(statistics, logs + (j * 8 + lane % 4 * 2) * 8);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+          terms[h] = 0.f;
+          const int r = row + j * 8 + lane % 4 * 2 + h % 2, k = key + h / 2 * 8;
+          const WrittenScore z = scores.of(x[n][h], r, k, statistics[h % 2 * 2], 0.f, some);
+          if (z.weight == 0.f) continue;
+          const float ds = z.weight * (y[n][h] - statistics[h % 2 * 2 + 1]);
+          E::partials(writtenOf(p), z.before, behind + r, k, head, seq, [&](int i, int tensor, int, float by) {
+            const int line = E::lineOf(i);
+            if (i == N) terms[h] = ds * by;
+            else if (FEW && line == WRITTEN_HEAD && wanted(p, tensor)) sums[i][0] = __fmaf_rn(ds, by, sums[i][0]);
+            else if (FEW && line == WRITTEN_KEY && wanted(p, tensor)) sums[i][h / 2] = __fmaf_rn(ds, by, sums[i][h / 2]);
+          });
+        }
+        if constexpr (across) {
+          float* const at = numbers + (key - begins) * PITCH + j % 4 * 8 + lane % 4 * 2;
+          *(float2*)at = make_float2(terms[0], terms[1]), *(float2*)(at + 8 * PITCH) = make_float2(terms[2], terms[3]);
+        }
+      }
+      if (across && (turn + 1) * EIGHTS % 4 == 0) addLines(p, behind + row + (turn * EIGHTS / 4) * QUARTER);
+#pragma unroll
+      for (int n = 0; n + EIGHTS < 8; n++)
+#pragma unroll
+        for (int h = 0; h < 4; h++) x[n][h] = x[n + EIGHTS][h], y[n][h] = y[n + EIGHTS][h];
+    }
+  }
+  // Adds the numbers of a quarter, whose first row is at a place.
+  __device__ __forceinline__ void addLines(const BackwardParams& p, int first) {
+    place = first;
+    const int line = threadIdx.x % 32, part = threadIdx.x / 32 - 4;
+    meet();
+    float a = 0.f, b = 0.f;
+    const int turn = (part * 16 + line) / QUARTER; // how often a diagonal of the keys before has begun with the first row again
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+      const int k = part * 16 + n, r = distance ? k + line : line;
+      const float x = numbers[k * PITCH + r % QUARTER];
+      if (!distance || r / QUARTER == turn) a += x;
+      else b += x;
+    }
+    float* const to = parts + part * WINDOW;
+    if constexpr (distance) {
+      const int away = place - begins + line - turn * QUARTER;
+      to[away & WINDOW - 1] += a, to[away - QUARTER & WINDOW - 1] += b;
+    } else {
+      to[line] = a;
+    }
+    meet();
+    flush(p, distance ? place - begins - (KEYS - 1) : 0, QUARTER);
+  }
 };
+#endif
+
+// BackwardRows where weights are not divided by their sum. The log-sum-exps are memory of any numbers.
+template <class Format, int ROWS> __device__ __forceinline__ void rowsUnnormalised(const BackwardParams& p) {
+  BackwardRows<Format, ROWS, BackwardScored>::run(p);
+  const int heads = p.kvHeads * p.group, padded = p.blocks * ROWS;
+  const long long warp = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (warp >= (long long)p.batch * heads * padded || threadIdx.x % 32 != 0) return;
+  const int row = warp % padded;
+  const BackwardSeq s(p, warp / padded / heads);
+  p.rows[warp] = make_float2(row >= s.first && row < s.queries ? 0.f : LEAN_INF, 0.f);
+}
 
 // Bounds of gradients (BackwardBound) hold for slopes of at most 1: a thread for each KV head multiplies them.
 __device__ __forceinline__ void boundWritten(const BackwardParams& p) {
@@ -324,8 +530,12 @@ __device__ __forceinline__ void boundWritten(const BackwardParams& p) {
 #define WRITTEN_BACKWARD_HOPPER(name, T, D, ...) WRITTEN_KERNEL(name, 384, BackwardHopper<T, D, __VA_ARGS__, HopperWritten<Expression>>::run(p.p))
 // Arguments are those of Backward.
 #define WRITTEN_FACTORS(name, ...) WRITTEN_KERNEL(name, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_FACTOR>::run(p.p))
+#define WRITTEN_ROWS(name, T, ROWS) WRITTEN_KERNEL(name, 256, rowsUnnormalised<T, ROWS>(p.p))
 #define WRITTEN_BOUNDS(name) WRITTEN_KERNEL(name, 256, boundWritten(p.p))
 #define WRITTEN_TERMS(name, ...)                                                                                                                 \
   WRITTEN_KERNEL(name##_largest, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_LARGEST>::run(p.p)) \
-  WRITTEN_KERNEL(name##_sums, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_SUMS>::run(p.p))      \
-  WRITTEN_KERNEL(name##_finish, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_SUMS>::finish(p.p))
+  WRITTEN_KERNEL(name##_sums, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_SUMS>::run(p.p))
+#define WRITTEN_FINISH(name, T) WRITTEN_KERNEL(name, 256, finishWritten<typename T::Store>(p.p))
+// Arguments behind the name: the partial derivative, whether there are those of heads and keys, and the arguments of BackwardAgain.
+#define WRITTEN_LINES(name, N, FEW, ...) WRITTEN_KERNEL(name, 384, BackwardAgain<__VA_ARGS__, WrittenLines<Expression, N, FEW>>::run(p.p))
+

@@ -61,7 +61,7 @@ func (p *Program) CUDA(loads []string, flags string) Printed {
 // GradientCUDA is CUDA with the derivatives, as kernels/attn_written_backward.cuh describes them.
 func (p *Program) GradientCUDA(loads []string, flags string) Printed {
 	w := &printer{p: p, loads: loads, places: map[place]int{}}
-	return w.expression(fmt.Sprintf("%s, linear = %t", flags, p.Linear()), w.function("float slope", p.Slope)+w.partials(), largeGradient)
+	return w.expression(fmt.Sprintf("%s, linear = %t, unnormalised = %t", flags, p.Linear(), p.Unnormalised), w.function("float slope", p.Slope)+w.partials(), largeGradient)
 }
 
 // expression prints the struct, with further functions. many is the number of nodes that are large.
@@ -98,14 +98,15 @@ func printedFunction(name, body, value string) string {
 func (w *printer) partials() string {
 	w.names = map[int]string{}
 	w.out.Reset()
-	var calls strings.Builder
+	var calls, lines strings.Builder
 	for i, partial := range w.p.Partials {
 		n := &w.p.Nodes[partial.Element]
 		by := w.value(partial.By)
+		fmt.Fprintf(&lines, "n == %d ? %d : ", i, w.p.LineOf(partial))
 		fmt.Fprintf(&calls, "    f(%d, %d, %s, %s);\n", i, n.Tensor, w.index(n, w.arguments(n)), by)
 	}
-	return fmt.Sprintf("  static constexpr int PARTIALS = %d;\n  template <class F> __device__ static __forceinline__ void partials(%s, const F& f) {\n%s%s  }\n",
-		len(w.p.Partials), printedArguments, w.out.String(), calls.String())
+	return fmt.Sprintf("  static constexpr int PARTIALS = %d;\n  static constexpr int lineOf(int n) { return %s0; }\n  template <class F> __device__ static __forceinline__ void partials(%s, const F& f) {\n%s%s  }\n",
+		len(w.p.Partials), lines.String(), printedArguments, w.out.String(), calls.String())
 }
 
 // arguments prints the arguments of a node, and returns their names.

@@ -60,12 +60,21 @@ func all(k Kind) Interval {
 	return Interval{math.Inf(-1), math.Inf(1)}
 }
 
-// Bounds are ranges of the variables. The score is any number.
+// Bounds are ranges of the variables. The score, and an element that is a float, is any number, or with Finite any finite one of float32.
 type Bounds struct {
 	Query, Key, Head, Sequence Interval
+	Finite                     bool
 
 	// Tensors are the tensors' elements, or nil. Without them an element may be any number.
 	Tensors []Tensor
+}
+
+// float returns the interval of the score, and of an element that is a float.
+func (b *Bounds) float() Interval {
+	if b.Finite {
+		return Interval{-math.MaxFloat32, math.MaxFloat32}
+	}
+	return all(Float)
 }
 
 // scanned is the most elements that Range reads for the bounds of an element.
@@ -110,7 +119,7 @@ func (p *Program) bound(n *Node, b *Bounds, of []Interval) Interval {
 		}
 		return Interval{n.Value, n.Value}
 	case Score:
-		return all(Float)
+		return b.float()
 	case Query:
 		return b.Query
 	case Key:
@@ -234,7 +243,10 @@ func (n *Node) boundBinary(x, y Interval) Interval {
 
 // boundElement bounds an element of a tensor: by its elements, if they are few enough to look at.
 func (p *Program) boundElement(n *Node, b *Bounds, of []Interval) Interval {
-	if b.Tensors == nil || n.Kind == Float {
+	if n.Kind == Float {
+		return b.float()
+	}
+	if b.Tensors == nil {
 		return all(n.Kind)
 	}
 	t := &b.Tensors[n.Tensor]

@@ -303,8 +303,12 @@ func (b *Backward) check(o *BackwardOperands) error {
 		}
 	}
 	rows := attn.Product(s.Batch, s.Heads, s.Queries)
-	if err := o.LSE.CheckFloats(op, "lse", rows); err != nil {
-		return err
+	if s.Variant == nil || !s.Variant.Unnormalised {
+		if err := o.LSE.CheckFloats(op, "lse", rows); err != nil {
+			return err
+		}
+	} else if !out || o.DLSE.Buffer != nil {
+		return gpu.Errorf(op, attn.ErrUnsupported, "the gradient of a log-sum-exp of a variant that is Unnormalised")
 	}
 	if err := o.DLSE.CheckOptional(op, "the gradient of lse", rows); err != nil {
 		return err
@@ -341,6 +345,9 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	p := b.problem(w)
 	p.q, p.k, p.v, p.out, p.outGrad = o.Q.Address(), o.K.Address(), o.V.AddressOr0(), o.Out.AddressOr0(), o.DOut.AddressOr0()
 	p.lse, p.lseGrad, p.dq, p.dk, p.dv = o.LSE.Address(), o.DLSE.AddressOr0(), o.DQ.Address(), o.DK.Address(), o.DV.AddressOr0()
+	if s.Variant != nil && s.Variant.Unnormalised { // there is no log-sum-exp: any numbers will do
+		p.lse = p.out
+	}
 	if err := stream.Set(w.Buffer, w.Offset+b.counters, 0, b.rows-b.counters); err != nil {
 		return err
 	}

@@ -142,6 +142,22 @@ func (b *Backward) slopes() (all []float32) {
 	return all
 }
 
+// againRows is the number of rows of a query block of the kernels of warp groups that compute scores once more (kernels/attn_backward_again.cuh).
+const againRows = 128
+
+// againShared returns the bytes of shared memory of such a kernel, which has `own` bytes beside the ring.
+func (k *backwardKernel) againShared(own int) int {
+	return k.againStages()*(2*againRows*k.dim*2+againRows*8+16) + own
+}
+
+// againStages returns the pairs of tiles in the ring of such a kernel.
+func (k *backwardKernel) againStages() int {
+	if k.dim > 64 {
+		return 3
+	}
+	return 5
+}
+
 // scoredLaunches returns the launches behind the gradients of q, k and v.
 func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	s, k := &b.shape, b.kernel

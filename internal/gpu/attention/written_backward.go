@@ -23,7 +23,7 @@ type writtenGradients struct {
 	sums, largest, factor uint64 // addresses
 	out                   [variant.MaxTensors + 1]uint64
 	begin                 [variant.MaxTensors + 2]int32
-	shift                 int32
+	lines, shift          int32
 	bound                 float32
 }
 
@@ -37,23 +37,35 @@ type writtenBackwardParams struct {
 
 // writtenBackward is the part of a [Backward] for variants.
 type writtenBackward struct {
-	main    printedKernel // functions: the main one; with bounds, the one that multiplies bounds; with factors, the one that finds the factor
-	terms   printedKernel // functions: largest terms, sums, results; without a kernel no tensor and no bias has a gradient
-	bound   float32       // on derivatives of scores: if more than 1, float16 has a launch that multiplies bounds; 0: a launch finds the bound
+	// Functions: the main one; with bounds, the one that multiplies bounds; with factors, the one that finds the factor; if the variant is
+	// Unnormalised, at last that of rows.
+	main    printedKernel
+	terms   printedKernel // functions: results, largest terms, sums; without a kernel no bias and no tensor without lines has a gradient
+	ofLines printedKernel // functions: results, and the sums of lines of each of across, or of heads and keys; without a kernel no tensor with lines has a gradient
+	lines   int32         // bits of tensors whose elements belong to lines (variant.Line)
+	across  []int         // partial derivatives whose lines are queries or distances; those of heads and keys are with the first one
+	bound   float32       // on derivatives of scores: if more than writtenFlat, float16 has a launch that multiplies bounds; 0: a launch finds the bound
 	bounds  bool
 	begin   [variant.MaxTensors + 2]int32
 	offsets struct{ sums, largest, factor int64 } // in the workspace
 }
 
 // Parts of a printed unit of gradients, which are lines of no table.
-var writtenMain, writtenBounded, writtenFactored, writtenTerms = new(kernel), new(kernel), new(kernel), new(kernel)
+var writtenMain, writtenBounded, writtenFactored, writtenTerms, writtenLines = new(kernel), new(kernel), new(kernel), new(kernel), new(kernel)
 
 const (
 	writtenWarps = 8 // of the kernels that compute scores once more
 	// writtenSteep is the most that a bound on derivatives of scores from intervals may be. Larger ones are measured: float16 would lose bits.
 	writtenSteep = 4
+	// writtenFlat is the most that float16 has room for without the launch that multiplies bounds: 2^16 over 2^15, and a weight of
+	// an Unnormalised variant may be e^0.5.
+	writtenFlat = 1.1
 	// writtenScores is the most scores that integers have the sums of.
 	writtenScores = 1 << 37
+	// writtenPlaces is the number of integers for an element of a line (WRITTEN_PLACES), and writtenMost the most of a tensor.
+	writtenPlaces, writtenMost = 33, 1 << 25
+	// writtenLinesShared is the bytes of shared memory of sums of queries or distances, beside the ring (WrittenLines::bytes).
+	writtenLinesShared = 128*40*4 + 8*256*4
 )
 
 // writtenRows returns the rows of a query block of the kernels that compute scores once more.
@@ -80,8 +92,6 @@ func canWritten(op string, s *attn.Gradient) error {
 		return gpu.Errorf(op, attn.ErrUnsupported, canBackward.Name+": "+format, args...)
 	}
 	switch {
-	case v.Unnormalised:
-		return refuse("a variant that is Unnormalised")
 	case s.Dropout != 0:
 		return refuse("a dropout of %v beside a variant", s.Dropout)
 	case s.SinkTokens != 0:
@@ -124,21 +134,25 @@ func writtenBounds(s *attn.Gradient) *variant.Bounds {
 func (b *Backward) loadWritten(op string) error {
 	s, w := &b.shape, &writtenBackward{bound: 1}
 	b.written = w
+	scratch, bounds := make([]variant.Interval, len(s.Variant.Nodes)), writtenBounds(s)
+	bounds.Finite = true // without finite scores there are no gradients
+	if b.kv == attn.Float16 && s.Variant.Unnormalised {
+		if r := s.Variant.Range(s.Variant.Score, bounds, scratch); !(r.Hi <= .5) {
+			return gpu.Errorf(op, attn.ErrUnsupported, "%s: a variant that is Unnormalised, in float16: intervals do not show that Score is at most 0, so a weight may be too large; bfloat16 has room", canBackward.Name)
+		}
+	}
 	if b.kv == attn.Float16 && !s.Variant.Linear() {
-		r := s.Variant.Range(s.Variant.Slope, writtenBounds(s), make([]variant.Interval, len(s.Variant.Nodes)))
+		r := s.Variant.Range(s.Variant.Slope, bounds, scratch)
 		steep := max(math.Abs(r.Lo), math.Abs(r.Hi))
 		if w.bound = float32(steep); !(steep <= writtenSteep) {
 			w.bound = 0
 		}
-		w.bounds = !(steep <= 1)
+		w.bounds = !(steep <= writtenFlat)
 	}
-	at := int32(0)
-	for i := range w.begin {
-		if w.begin[i] = at; i < len(s.DTensors) {
-			at += int32(elementsOf(s.DTensors[i]))
-		} else if i == variant.MaxTensors {
-			at += int32(s.Bias.Size())
-		}
+	w.layLines(s, b.kernel)
+	others := s.Bias.Size() > 0
+	for i, shape := range s.DTensors {
+		others = others || shape != nil && w.lines>>i&1 == 0
 	}
 	line := writtenMain
 	switch {
@@ -147,12 +161,16 @@ func (b *Backward) loadWritten(op string) error {
 	case w.bounds:
 		line = writtenBounded
 	}
-	made := []struct {
+	type part struct {
 		line *kernel
 		to   *printedKernel
-	}{{line, &w.main}, {writtenTerms, &w.terms}}
-	if at == 0 {
-		made = made[:1]
+	}
+	made := []part{{line, &w.main}}
+	if others {
+		made = append(made, part{writtenTerms, &w.terms})
+	}
+	if w.lines != 0 {
+		made = append(made, part{writtenLines, &w.ofLines})
 	}
 	failed := make([]error, len(made))
 	var work sync.WaitGroup
@@ -164,7 +182,37 @@ func (b *Backward) loadWritten(op string) error {
 		return failed[i]
 	}
 	b.function = w.main.functions[0]
+	if s.Variant.Unnormalised {
+		b.rowsFunction = w.main.functions[len(w.main.functions)-1]
+	}
 	return nil
+}
+
+// layLines finds the tensors whose elements belong to lines, and the first sum of each tensor and of the bias.
+func (w *writtenBackward) layLines(s *attn.Gradient, k *backwardKernel) {
+	any := make([]bool, variant.MaxTensors)
+	for n, partial := range s.Variant.Partials {
+		line, tensor := s.Variant.LineOf(partial), s.Variant.Nodes[partial.Element].Tensor
+		any[tensor] = any[tensor] || line == variant.AnyLine
+		if line == variant.QueryLine || line == variant.DistanceLine {
+			w.across = append(w.across, n)
+		}
+	}
+	at := 0
+	for i := range w.begin {
+		w.begin[i] = int32(at)
+		switch {
+		case i < len(s.DTensors) && s.DTensors[i] != nil:
+			n := elementsOf(s.DTensors[i])
+			if k.groups && !any[i] && n*writtenPlaces <= writtenMost {
+				w.lines |= 1 << i
+				n *= writtenPlaces
+			}
+			at += n
+		case i == variant.MaxTensors:
+			at += s.Bias.Size()
+		}
+	}
 }
 
 // printBackward compiles a part of the unit.
@@ -183,8 +231,19 @@ func (b *Backward) printBackward(op string, line *kernel) (printedKernel, error)
 	source, names := fmt.Sprintf("#include \"attn_written_backward.cuh\"\n%s", text.Text), []string{name}
 	switch {
 	case line == writtenTerms:
-		source += fmt.Sprintf("WRITTEN_TERMS(%s, %s)\n", name, again)
-		names = []string{name + "_largest", name + "_sums", name + "_finish"}
+		name += "_terms"
+		source += fmt.Sprintf("WRITTEN_TERMS(%s, %s)\nWRITTEN_FINISH(%s_finish, %s)\n", name, again, name, format)
+		names = []string{name + "_finish", name + "_largest", name + "_sums"}
+	case line == writtenLines:
+		name += "_lines"
+		source += fmt.Sprintf("WRITTEN_FINISH(%s_finish, %s)\n", name, format)
+		names = []string{name + "_finish"}
+		few := true
+		for _, n := range append(slices.Clip(b.written.across), -1)[:max(len(b.written.across), 1)] {
+			names = append(names, fmt.Sprintf("%s_%d", name, len(names)))
+			source += fmt.Sprintf("WRITTEN_LINES(%s, %d, %t, %s, %d, %d, %d)\n", names[len(names)-1], n, few, format, k.dim, k.againStages(), k.rows)
+			few = false
+		}
 	case k.groups:
 		source += fmt.Sprintf("WRITTEN_BACKWARD_HOPPER(%s, %s, %d, %d, %d)\n", name, format, k.dim, k.rows, k.stages)
 	default:
@@ -198,6 +257,10 @@ func (b *Backward) printBackward(op string, line *kernel) (printedKernel, error)
 		names = append(names, name+"_factors")
 		source += fmt.Sprintf("WRITTEN_FACTORS(%s, %s)\n", names[2], again)
 	}
+	if line != writtenTerms && line != writtenLines && g.Variant.Unnormalised {
+		names = append(names, name+"_rows")
+		source += fmt.Sprintf("WRITTEN_ROWS(%s_rows, %s, %d)\n", name, format, k.rowsOfRows())
+	}
 	return b.engine.compile(op, key, line, text.Numbers, source, names)
 }
 
@@ -210,7 +273,10 @@ func (b *Backward) layWritten(from int64) int64 {
 	elements := int64(w.begin[len(w.begin)-1])
 	w.offsets.sums = (from + 7) / 8 * 8
 	w.offsets.largest = w.offsets.sums + 8*elements
-	w.offsets.factor = w.offsets.largest + 4*elements
+	w.offsets.factor = w.offsets.largest
+	if w.terms.kernel != nil {
+		w.offsets.factor += 4 * elements
+	}
 	return w.offsets.factor + 4
 }
 
@@ -268,7 +334,7 @@ func (b *Backward) writtenParams(scored backwardScoredParams, o *BackwardOperand
 	}
 	to := o.Workspace.Address()
 	p.gradients = writtenGradients{
-		sums: to + uint64(w.offsets.sums), largest: to + uint64(w.offsets.largest), factor: to + uint64(w.offsets.factor), begin: w.begin, bound: w.bound,
+		sums: to + uint64(w.offsets.sums), largest: to + uint64(w.offsets.largest), factor: to + uint64(w.offsets.factor), begin: w.begin, lines: w.lines, bound: w.bound,
 		shift: int32(60 - bits.Len(uint(attn.Product(s.Batch, s.Heads, s.Queries, s.Keys)))),
 	}
 	for i, x := range o.DTensors {
@@ -291,17 +357,51 @@ func (b *Backward) boundLaunches() (all []backwardLaunch) {
 }
 
 // termLaunches returns the launches for the gradients of tensors and of a bias.
-func (b *Backward) termLaunches(o *BackwardOperands) []backwardLaunch {
-	w := b.written
-	if w == nil || w.terms.kernel == nil || o.DBias.Buffer == nil && !slices.ContainsFunc(o.DTensors, func(x gpu.Memory) bool { return x.Buffer != nil }) {
+func (b *Backward) termLaunches(o *BackwardOperands) (all []backwardLaunch) {
+	w, info := b.written, &b.engine.info
+	if w == nil {
 		return nil
 	}
-	elements := int(w.begin[len(w.begin)-1])
-	blocks := min(attn.Ceil(elements, backwardRowsThreads), 4*b.engine.info.Multiprocessors)
-	return []backwardLaunch{
-		b.againLaunch(w.terms.functions[0]), b.againLaunch(w.terms.functions[1]),
-		{w.terms.functions[2], cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{backwardRowsThreads}}, b.kernel.rows},
+	wanted := func(tensor int) bool { return tensor < len(o.DTensors) && o.DTensors[tensor].Buffer != nil }
+	others, few := o.DBias.Buffer != nil, false
+	if !others && !slices.ContainsFunc(o.DTensors, func(x gpu.Memory) bool { return x.Buffer != nil }) {
+		return nil
 	}
+	for _, partial := range b.shape.Variant.Partials {
+		tensor := b.shape.Variant.Nodes[partial.Element].Tensor
+		if !wanted(tensor) {
+			continue
+		}
+		if w.lines>>tensor&1 == 0 {
+			others = true
+		} else if line := b.shape.Variant.LineOf(partial); line == variant.HeadLine || line == variant.KeyLine {
+			few = true
+		}
+	}
+	if others {
+		all = append(all, b.againLaunch(w.terms.functions[1]), b.againLaunch(w.terms.functions[2]))
+	}
+	if w.lines != 0 {
+		for i, f := range w.ofLines.functions[1:] {
+			own := 0
+			need := i == 0 && few
+			if i < len(w.across) {
+				tensor := b.shape.Variant.Nodes[b.shape.Variant.Partials[w.across[i]].Element].Tensor
+				need, own = need || wanted(tensor) && w.lines>>tensor&1 != 0, writtenLinesShared
+			}
+			if need {
+				blocks := b.shape.Batch * b.shape.KVHeads * attn.Ceil(b.shape.Keys, b.kernel.keys())
+				all = append(all, backwardLaunch{f, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{b.kernel.warps * 32}, Shared: b.kernel.againShared(own)}, b.kernel.rows})
+			}
+		}
+	}
+	finish := w.ofLines
+	if w.lines == 0 {
+		finish = w.terms
+	}
+	elements := int(w.begin[len(w.begin)-1])
+	blocks := min(attn.Ceil(elements, backwardRowsThreads), 4*info.Multiprocessors)
+	return append(all, backwardLaunch{finish.functions[0], cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{backwardRowsThreads}}, b.kernel.rows})
 }
 
 // againLaunch is the launch of a function that computes scores once more.

@@ -80,8 +80,7 @@ func testBackwardWritten(t *testing.T, m *machine, n, work, longest int) {
 			}
 		}
 		if i%3 < 2 {
-			for turn++; reftest.Gallery[turn%len(reftest.Gallery)].Unnormalised; turn++ {
-			}
+			turn++
 			s = s.Varied(rng, turn%len(reftest.Gallery))
 		} else {
 			p, err := variant.New(reftest.RandomVariant(rng, false, 1+rng.IntN(2)))
@@ -89,6 +88,9 @@ func testBackwardWritten(t *testing.T, m *machine, n, work, longest int) {
 				continue // too many operations
 			}
 			s.Variant, s.Tensors = p, reftest.RandomTensors(rng, p)
+		}
+		if s.Variant.Unnormalised {
+			s.Sinks = nil
 		}
 		m.testBackwardCase(t, rng, s, gpu.Halves[rng.IntN(2)])
 	}
@@ -120,7 +122,7 @@ func testBackwardWrittenBits(t *testing.T, m *machine, runs, tokens int) {
 
 func TestGPUBackwardWritten(t *testing.T) {
 	m := realGPU(t)
-	testBackwardWritten(t, m, enginetest.OrShort(60, 8), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
+	testBackwardWritten(t, m, enginetest.OrShort(60, 5), enginetest.OrShort(6e6, 1e6), enginetest.OrShort(1500, 300))
 	testBackwardWrittenBits(t, m, enginetest.OrShort(100, 3), enginetest.OrShort(2000, 300))
 }
 
@@ -129,73 +131,95 @@ func TestGPUBackwardWritten(t *testing.T) {
 func BenchmarkGPUBackwardWritten(b *testing.B) {
 	m := realGPU(b)
 	nvrtc.ForTest(b)
+	const heads = 16
+	tensor := func(name string, score string, rank int) variant.Source {
+		return variant.Source{Score: score, Tensors: []variant.Declared{{Name: name, Rank: rank}}}
+	}
 	for _, tokens := range []int{1024, 4096, 16384} {
 		for _, dim := range []int{64, 128} {
-			const heads = 16
-			g := attn.Gradient{Batch: max(1, 4096/tokens), Heads: heads, KVHeads: heads, Queries: tokens, Keys: tokens, Dim: dim, ValueDim: dim, Scale: .1, Mask: attn.Mask{Causal: true}}
-			o := m.benchmarkOperands(b, &g)
-			var plain time.Duration
-			for _, c := range []struct {
-				name    string
-				set     func(g *attn.Gradient)
-				variant variant.Source
-				wanted  bool
-			}{
-				{name: "plain"},
-				{name: "cap", set: func(g *attn.Gradient) { g.Cap = 30 }},
-				{name: "ALiBi", set: func(g *attn.Gradient) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{.25}, heads)) }},
-				{name: "written causal", variant: variant.Source{Visible: "key <= query"}},
-				{name: "written cap", variant: variant.Source{Score: "cap*tanh(score/cap)", Params: map[string]float64{"cap": 30}}},
-				{name: "written ALiBi", variant: variant.Source{Score: "score + slope[head]*(key-query)", Tensors: []variant.Declared{{Name: "slope", Rank: 1}}}},
-				{name: "written ALiBi and its gradient", variant: variant.Source{Score: "score + slope[head]*(key-query)", Tensors: []variant.Declared{{Name: "slope", Rank: 1}}}, wanted: true},
-				{name: "written dilated", variant: variant.Source{Visible: "(query-key) % 3 == 0"}},
-			} {
-				b.Run(fmt.Sprintf("%dx%d/d%d/%s", g.Batch, tokens, dim, c.name), func(b *testing.B) {
-					s, mine := g, o
-					if c.set != nil {
-						c.set(&s)
-					}
-					if c.variant.Score+c.variant.Visible != "" {
-						p, err := variant.New(c.variant)
-						noError(b, err)
-						s.Variant = p
-						for range p.Tensors {
-							x := Tensor{Memory: m.Put(b, make([]byte, heads*2), attn.BFloat16), Shape: []int{heads}}
-							grad := gpu.Memory{}
-							if c.wanted {
-								grad = m.Put(b, make([]byte, heads*2), attn.BFloat16)
-								s.DTensors = append(s.DTensors, x.Shape)
-							}
-							mine.Tensors, mine.DTensors = append(mine.Tensors, x), append(mine.DTensors, grad)
+			b.Run(fmt.Sprintf("%dx%d/d%d", max(1, 4096/tokens), tokens, dim), func(b *testing.B) {
+				g := attn.Gradient{Batch: max(1, 4096/tokens), Heads: heads, KVHeads: heads, Queries: tokens, Keys: tokens, Dim: dim, ValueDim: dim, Scale: .1, Mask: attn.Mask{Causal: true}}
+				o := m.benchmarkOperands(b, &g)
+				var plain time.Duration
+				for _, c := range []struct {
+					name    string
+					set     func(g *attn.Gradient)
+					variant variant.Source
+					shape   []int // of a tensor whose gradient is wanted
+				}{
+					{name: "plain"},
+					{name: "cap", set: func(g *attn.Gradient) { g.Cap = 30 }},
+					{name: "ALiBi", set: func(g *attn.Gradient) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{.25}, heads)) }},
+					{name: "written causal", variant: variant.Source{Visible: "key <= query"}},
+					{name: "written cap", variant: variant.Source{Score: "cap*tanh(score/cap)", Params: map[string]float64{"cap": 30}}},
+					{name: "written ALiBi", variant: tensor("slope", "score + slope[head]*(key-query)", 1)},
+					{name: "written dilated", variant: variant.Source{Visible: "(query-key) % 3 == 0"}},
+					{name: "sigmoid", variant: variant.Source{Score: "-softplus(-(score - 8))", Unnormalised: true}},
+					{name: "gradient of ALiBi", variant: tensor("slope", "score + slope[head]*(key-query)", 1), shape: []int{heads}},
+					{name: "gradient of a table", variant: tensor("t", "score + t[min(abs(query-key), 127)]", 1), shape: []int{128}},
+					{name: "gradient of a table by head", variant: tensor("t", "score + t[head][abs(query-key)]", 2), shape: []int{heads, tokens}},
+					{name: "gradient by key", variant: tensor("t", "score + t[key]", 1), shape: []int{tokens}},
+					{name: "gradient by query", variant: tensor("t", "score*t[query]", 1), shape: []int{tokens}},
+					{name: "gradient by query and key", variant: tensor("t", "score + t[query + key]", 1), shape: []int{2 * tokens}},
+				} {
+					b.Run(c.name, func(b *testing.B) {
+						s, mine := g, o
+						if c.set != nil {
+							c.set(&s)
 						}
-					}
-					w, err := m.engine.NewBackward(&s, attn.BFloat16)
-					noError(b, err)
-					workspace := make([]byte, w.Bytes())
-					copy(workspace, w.Table())
-					there := m.Put(b, workspace, attn.Float16)
-					mine.Workspace = gpu.Bytes{Buffer: there.Buffer, Offset: there.Offset}
-					var times []time.Duration
-					for range 15 {
-						begin := time.Now()
-						noError(b, w.Run(m.Stream, &mine))
-						m.Settle(b)
-						times = append(times, time.Since(begin))
-					}
-					slices.Sort(times)
-					if plain == 0 {
-						plain = times[7]
-					}
-					for range b.N {
-					}
-					b.ReportMetric(float64(times[7].Microseconds()), "us")
-					b.ReportMetric(float64(times[7])/float64(plain), "of-plain")
-					noError(b, there.Buffer.Close())
-				})
-			}
-			for _, x := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV} {
-				noError(b, x.Buffer.Close())
-			}
+						var buffers []gpu.Memory
+						if c.variant.Score+c.variant.Visible != "" {
+							p, err := variant.New(c.variant)
+							noError(b, err)
+							s.Variant = p
+							for range p.Tensors {
+								shape := c.shape
+								if shape == nil {
+									shape = []int{heads}
+								}
+								n := attn.Product(shape...)
+								x, grad := Tensor{Memory: m.Put(b, make([]byte, n*2), attn.BFloat16), Shape: shape}, gpu.Memory{}
+								buffers = append(buffers, x.Memory)
+								if c.shape != nil {
+									grad = m.Put(b, make([]byte, n*2), attn.BFloat16)
+									buffers, s.DTensors = append(buffers, grad), append(s.DTensors, shape)
+								}
+								mine.Tensors, mine.DTensors = append(mine.Tensors, x), append(mine.DTensors, grad)
+							}
+						}
+						if s.Variant != nil && s.Variant.Unnormalised {
+							mine.DLSE = gpu.Memory{}
+						}
+						w, err := m.engine.NewBackward(&s, attn.BFloat16)
+						noError(b, err)
+						workspace := make([]byte, w.Bytes())
+						copy(workspace, w.Table())
+						there := m.Put(b, workspace, attn.Float16)
+						mine.Workspace = gpu.Bytes{Buffer: there.Buffer, Offset: there.Offset}
+						var times []time.Duration
+						for range 15 {
+							begin := time.Now()
+							noError(b, w.Run(m.Stream, &mine))
+							m.Settle(b)
+							times = append(times, time.Since(begin))
+						}
+						slices.Sort(times)
+						if plain == 0 {
+							plain = times[7]
+						}
+						for range b.N {
+						}
+						b.ReportMetric(float64(times[7].Microseconds()), "us")
+						b.ReportMetric(float64(times[7])/float64(plain), "of-plain")
+						for _, x := range append(buffers, there) {
+							noError(b, x.Buffer.Close())
+						}
+					})
+				}
+				for _, x := range []*gpu.Memory{&o.Q, &o.K, &o.V, &o.Out, &o.LSE, &o.DOut, &o.DLSE, &o.DQ, &o.DK, &o.DV} {
+					noError(b, x.Buffer.Close())
+				}
+			})
 		}
 	}
 }
