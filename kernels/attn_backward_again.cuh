@@ -50,7 +50,7 @@ template <class Format_, int D, int STAGES, int PADDED, class Job> struct Backwa
   using Operand = typename Math::Operand;
   using Hopper = BackwardHopper<Format, D, 8192 / D, 3, HopperScored>;
   static constexpr int KEYS = 128, ROWS = 128, MINE = 16, STATISTICS = ROWS * 8, TILE = 128 * D * 2, PAIR = 2 * TILE + STATISTICS;
-  static constexpr int OWN = Job::template bytes<ROWS>(), SHARED = STAGES * PAIR + OWN + 16 * STAGES;
+  static constexpr int OWN = Job::BYTES, SHARED = STAGES * PAIR + OWN + 16 * STAGES;
   using Walk = AgainWalk<BackwardAgain>;
   // What is multiplied at a time.
   struct Half {
@@ -127,6 +127,7 @@ template <class Format_, int D, int STAGES, int PADDED, class Job> struct Backwa
         wgmmaWait<0>();
         pinned(x1), pinned(y1);
         if (row + 64 < w.s.queries) job.template take<Half>(p, w, row + 64, x1, y1, logs + 64 * 8, mine);
+        job.flush(p, ROWS);
         barrierArrive(empty + stage * 8), barrierArrive(empty + other * 8); // all lanes: they have read log-sum-exps
       }
       job.template end<BackwardAgain>(p);

@@ -335,23 +335,23 @@ template <class Store> __device__ __forceinline__ void finishWritten(const Backw
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Sums of lines: the Job of BackwardAgain whose items are key blocks of a KV head. N is the partial derivative whose lines are queries or
-// distances, -1 none; FEW: with those of heads and keys, which a lane adds. The numbers of 32 rows of other lines go through shared memory.
-// A thread adds 16 of a line, those of a warp's keys.
-template <class E, int N, bool FEW> struct WrittenLines {
+// distances, -1 none; FEW: with those of heads and keys, which a lane adds. The numbers of ROWS rows of other lines go through shared memory.
+// A thread adds those of a line and of a PART of the keys.
+template <class E, int D, int N, bool FEW> struct WrittenLines {
   static constexpr bool across = N >= 0, distance = across && E::lineOf(N) == WRITTEN_DISTANCE;
-  static constexpr int KEYS = 128, QUARTER = 32, PITCH = QUARTER + 8, PARTS = 8, WINDOW = 256;
-  template <int> static constexpr int bytes() { return across ? KEYS * PITCH * 4 + PARTS * WINDOW * 4 : 0; }
+  static constexpr int KEYS = 128, ROWS = D > 64 ? 32 : 64, PITCH = ROWS + 8, PARTS = 256 / ROWS, PART = KEYS / PARTS, WINDOW = 256;
+  static constexpr int BYTES = across ? KEYS * PITCH * 4 + PARTS * WINDOW * 4 : 0;
 
   template <class B> __device__ static __forceinline__ typename B::Walk walk(const BackwardParams& p) { // with a causal mask, those with the most rows first
     const int kvHead = blockIdx.x % (p.batch * p.kvHeads), head = kvHead % p.kvHeads * p.group, seq = kvHead / p.kvHeads;
     return typename B::Walk(p, seq, seq + 1, head, head + p.group, blockIdx.x / (p.batch * p.kvHeads) * KEYS, 0, 0x7fffffff);
   }
 
-  float* const numbers;           // of each key QUARTER rows
-  float* const parts;             // PARTS times the sums of lines: a distance modulo WINDOW, or a row of the quarter
+  float* const numbers;           // of each key ROWS rows
+  float* const parts;             // PARTS times the sums of lines, which are distances or queries' places, modulo WINDOW
   float sums[E::PARTIALS + 1][2]; // of the lane's two keys, or of the head
   int seq, head, mine, begins;    // what the sums are of; head -1: nothing. begins: the block's first key
-  int behind, keys, place;        // of the sequence, and of the last quarter's first row
+  int behind, keys, low, high;    // of the sequence; lines [low, high) have sums
   __device__ __forceinline__ WrittenLines(char* memory) : numbers((float*)memory), parts(numbers + KEYS * PITCH), head(-1) {
     if constexpr (across)
       for (int i = threadIdx.x - 128; i < PARTS * WINDOW; i += 256) parts[i] = 0.f;
@@ -383,32 +383,35 @@ template <class E, int N, bool FEW> struct WrittenLines {
   }
   __device__ static __forceinline__ bool wanted(const BackwardParams& p, int tensor) { return gradientsOf(p).out[tensor] != nullptr && gradientsOf(p).lines >> tensor & 1; }
 
-  // The first warp adds `count` lines from one on, which are complete.
-  __device__ __forceinline__ void flush(const BackwardParams& p, int from, int count) const {
-    if (threadIdx.x / 32 != 4) return;
-    const int lane = threadIdx.x % 32;
+  // Adds the lowest lines, which are complete. All threads meet before.
+  __device__ __forceinline__ void flush(const BackwardParams& p, int count) {
+    if constexpr (!across) return;
+    const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+    count = min(count, high - low);
 #pragma unroll 1
-    for (int i = lane; i < count + lane; i += 32) { // all lanes
-      const bool there = i < count;
+    for (int i = warp * 32; i < count; i += 256) {
+      const bool there = i + lane < count;
+      const int line = low + i + lane;
       float x = 0.f;
 #pragma unroll
       for (int k = 0; k < PARTS; k++) {
-        float& y = parts[k * WINDOW + (from + i & WINDOW - 1)];
+        float& y = parts[k * WINDOW + (line & WINDOW - 1)];
         if (there) x += y, y = 0.f;
       }
       // A query and a key that there are: of others there is no sum.
       if constexpr (distance) {
-        const int away = min(max(from + i, behind - keys + 1), keys - 1), key = max(behind - away, 0);
+        const int away = min(max(line, behind - keys + 1), keys - 1), key = max(behind - away, 0);
         addWarp(p, N, x, key + away, key, there);
       } else {
-        addWarp(p, N, x, min(place + i, keys - 1), 0, there);
+        addWarp(p, N, x, min(line, keys - 1), 0, there);
       }
     }
+    low += count;
   }
   // Adds what there is of a head.
   __device__ __forceinline__ void leave(const BackwardParams& p) {
     if (head < 0) return;
-    if constexpr (distance) flush(p, place - begins - (KEYS - QUARTER - 1), KEYS - 1);
+    flush(p, WINDOW);
     if constexpr (FEW) {
       const int lane = threadIdx.x % 32, key = mine + lane / 4;
 #pragma unroll
@@ -433,6 +436,7 @@ template <class E, int N, bool FEW> struct WrittenLines {
     if (head != w.head) {
       leave(p);
       seq = w.seq, head = w.head, mine = of, begins = w.key, behind = w.s.keys - w.s.queries, keys = w.s.keys;
+      low = high = behind + row - (distance ? begins + KEYS - 1 : 0);
 #pragma unroll
       for (int n = 0; n <= E::PARTIALS; n++) sums[n][0] = sums[n][1] = 0.f;
     }
@@ -453,50 +457,50 @@ template <class E, int N, bool FEW> struct WrittenLines {
           terms[h] = 0.f;
           const int r = row + j * 8 + lane % 4 * 2 + h % 2, k = key + h / 2 * 8;
           const WrittenScore z = scores.of(x[n][h], r, k, statistics[h % 2 * 2], 0.f, some);
-          if (z.weight == 0.f) continue;
           const float ds = z.weight * (y[n][h] - statistics[h % 2 * 2 + 1]);
-          E::partials(writtenOf(p), z.before, behind + r, k, head, seq, [&](int i, int tensor, int, float by) {
-            const int line = E::lineOf(i);
-            if (i == N) terms[h] = ds * by;
-            else if (FEW && line == WRITTEN_HEAD && wanted(p, tensor)) sums[i][0] = __fmaf_rn(ds, by, sums[i][0]);
-            else if (FEW && line == WRITTEN_KEY && wanted(p, tensor)) sums[i][h / 2] = __fmaf_rn(ds, by, sums[i][h / 2]);
+          const bool none = z.weight == 0.f; // perhaps there is no such row or key
+          E::partials(writtenOf(p), z.before, behind + min(r, w.s.queries - 1), min(k, keys - 1), head, seq, [&](int i, int, int, float by) {
+            const float term = none ? 0.f : ds * by;
+            if (i == N) terms[h] = term;
+            else if (FEW && E::lineOf(i) == WRITTEN_HEAD) sums[i][0] += term;
+            else if (FEW && E::lineOf(i) == WRITTEN_KEY) sums[i][h / 2] += term;
           });
         }
         if constexpr (across) {
-          float* const at = numbers + (key - begins) * PITCH + j % 4 * 8 + lane % 4 * 2;
+          float* const at = numbers + (key - begins) * PITCH + j % (ROWS / 8) * 8 + lane % 4 * 2;
           *(float2*)at = make_float2(terms[0], terms[1]), *(float2*)(at + 8 * PITCH) = make_float2(terms[2], terms[3]);
         }
       }
-      if (across && (turn + 1) * EIGHTS % 4 == 0) addLines(p, behind + row + (turn * EIGHTS / 4) * QUARTER);
+      if (across && (turn + 1) * EIGHTS % (ROWS / 8) == 0) addLines(behind + row + turn * EIGHTS / (ROWS / 8) * ROWS);
 #pragma unroll
       for (int n = 0; n + EIGHTS < 8; n++)
 #pragma unroll
         for (int h = 0; h < 4; h++) x[n][h] = x[n + EIGHTS][h], y[n][h] = y[n + EIGHTS][h];
     }
   }
-  // Adds the numbers of a quarter, whose first row is at a place.
-  __device__ __forceinline__ void addLines(const BackwardParams& p, int first) {
-    place = first;
-    const int line = threadIdx.x % 32, part = threadIdx.x / 32 - 4;
+  // Adds the numbers of ROWS rows, the first of which is at a place.
+  __device__ __forceinline__ void addLines(int place) {
+    const int thread = threadIdx.x - 128, line = thread % ROWS, part = thread / ROWS;
     meet();
     float a = 0.f, b = 0.f;
-    const int turn = (part * 16 + line) / QUARTER; // how often a diagonal of the keys before has begun with the first row again
+    const int turn = (part * PART + line) / ROWS; // how often a diagonal of the keys before has begun with the first row again
 #pragma unroll
-    for (int n = 0; n < 16; n++) {
-      const int k = part * 16 + n, r = distance ? k + line : line;
-      const float x = numbers[k * PITCH + r % QUARTER];
-      if (!distance || r / QUARTER == turn) a += x;
+    for (int n = 0; n < PART; n++) {
+      const int k = part * PART + n, r = distance ? k + line : line;
+      const float x = numbers[k * PITCH + r % ROWS];
+      if (!distance || r / ROWS == turn) a += x;
       else b += x;
     }
     float* const to = parts + part * WINDOW;
     if constexpr (distance) {
-      const int away = place - begins + line - turn * QUARTER;
-      to[away & WINDOW - 1] += a, to[away - QUARTER & WINDOW - 1] += b;
+      const int away = place - begins + line - turn * ROWS;
+      to[away & WINDOW - 1] += a, to[away - ROWS & WINDOW - 1] += b;
+      high = place - begins + ROWS;
     } else {
-      to[line] = a;
+      to[place + line & WINDOW - 1] = a;
+      high = place + ROWS;
     }
     meet();
-    flush(p, distance ? place - begins - (KEYS - 1) : 0, QUARTER);
   }
 };
 #endif
@@ -537,5 +541,5 @@ __device__ __forceinline__ void boundWritten(const BackwardParams& p) {
   WRITTEN_KERNEL(name##_sums, 256, WrittenTerms<Backward<__VA_ARGS__, BackwardWritten<Expression>>, Expression, WRITTEN_SUMS>::run(p.p))
 #define WRITTEN_FINISH(name, T) WRITTEN_KERNEL(name, 256, finishWritten<typename T::Store>(p.p))
 // Arguments behind the name: the partial derivative, whether there are those of heads and keys, and the arguments of BackwardAgain.
-#define WRITTEN_LINES(name, N, FEW, ...) WRITTEN_KERNEL(name, 384, BackwardAgain<__VA_ARGS__, WrittenLines<Expression, N, FEW>>::run(p.p))
+#define WRITTEN_LINES(name, N, FEW, T, D, ...) WRITTEN_KERNEL(name, 384, BackwardAgain<T, D, __VA_ARGS__, WrittenLines<Expression, D, N, FEW>>::run(p.p))
 

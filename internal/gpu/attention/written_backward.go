@@ -64,8 +64,6 @@ const (
 	writtenScores = 1 << 37
 	// writtenPlaces is the number of integers for an element of a line (WRITTEN_PLACES), and writtenMost the most of a tensor.
 	writtenPlaces, writtenMost = 33, 1 << 25
-	// writtenLinesShared is the bytes of shared memory of sums of queries or distances, beside the ring (WrittenLines::bytes).
-	writtenLinesShared = 128*40*4 + 8*256*4
 )
 
 // writtenRows returns the rows of a query block of the kernels that compute scores once more.
@@ -186,6 +184,15 @@ func (b *Backward) loadWritten(op string) error {
 		b.rowsFunction = w.main.functions[len(w.main.functions)-1]
 	}
 	return nil
+}
+
+// linesShared returns the bytes of shared memory of sums of queries or distances, beside the ring (WrittenLines::BYTES).
+func (k *backwardKernel) linesShared() int {
+	rows := 64
+	if k.dim > 64 {
+		rows = 32
+	}
+	return 128*(rows+8)*4 + 256/rows*256*4
 }
 
 // layLines finds the tensors whose elements belong to lines, and the first sum of each tensor and of the bias.
@@ -387,7 +394,7 @@ func (b *Backward) termLaunches(o *BackwardOperands) (all []backwardLaunch) {
 			need := i == 0 && few
 			if i < len(w.across) {
 				tensor := b.shape.Variant.Nodes[b.shape.Variant.Partials[w.across[i]].Element].Tensor
-				need, own = need || wanted(tensor) && w.lines>>tensor&1 != 0, writtenLinesShared
+				need, own = need || wanted(tensor) && w.lines>>tensor&1 != 0, b.kernel.linesShared()
 			}
 			if need {
 				blocks := b.shape.Batch * b.shape.KVHeads * attn.Ceil(b.shape.Keys, b.kernel.keys())
