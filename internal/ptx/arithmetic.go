@@ -381,7 +381,7 @@ func insertField[T word](d, a, b, position, n register) func(w *warp, m uint32) 
 // instructions.
 func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	n := operands[s.op[0]]
-	if s.op[0] == "cvt" && (s.has("f16x2") || s.has("bf16x2")) && !s.has("e4m3x2") {
+	if s.op[0] == "cvt" && ((s.has("f16x2") || s.has("bf16x2")) && !s.has("e4m3x2") || s.kind() == "f32" && s.has("e4m3x2")) {
 		n++
 	}
 	if n == 0 || len(s.op) < 2 {

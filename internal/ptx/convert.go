@@ -230,6 +230,12 @@ func roundings(to, from string) (names []string, ok bool) {
 }
 
 func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
+	if strings.Join(s.op, ".") == "cvt.rn.satfinite.e4m3x2.f32" {
+		return map2(c.dst(&s.args[0], 32), c.src32(&s.args[1]), c.src32(&s.args[2]), func(high, low uint32) uint32 {
+			e := func(x uint32) uint32 { return uint32(half.E4M3FromFloat32(math.Float32frombits(x))) }
+			return e(high)<<8 | e(low)
+		})
+	}
 	if len(s.op) < 3 || len(s.op) > 4 {
 		return nil
 	}

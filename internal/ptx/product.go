@@ -30,12 +30,33 @@ func (g *groupProducts) settle(n int) {
 
 func f32(x uint32) float64 { return float64(math.Float32frombits(x)) }
 
-// wide converts an element of a 16-bit type to float32.
-func wide(x uint16, bfloat16 bool) float32 {
-	if bfloat16 {
-		return half.BFloat16(x).Float32()
+// groupElements is the type of the operands of a warp group's product.
+type groupElements struct {
+	bytes int
+	wide  func(x uint16) float32
+	sums  string
+}
+
+// groupKinds are the types that products of warp groups have.
+var groupKinds = map[string]*groupElements{
+	"f16.f16":   {2, func(x uint16) float32 { return half.Float16(x).Float32() }, "f32"},
+	"bf16.bf16": {2, func(x uint16) float32 { return half.BFloat16(x).Float32() }, "f32"},
+	"e4m3.e4m3": {1, func(x uint16) float32 { return half.E4M3(x).Float32() }, "f32"},
+	"s8.s8":     {1, func(x uint16) float32 { return float32(int8(x)) }, "s32"},
+}
+
+// depth is the inner dimension of a product: 32 bytes of elements.
+func (e *groupElements) depth() int { return 32 / e.bytes }
+
+// unpack converts 16 bytes of elements.
+func (e *groupElements) unpack(to []float32, from *[16]byte) {
+	for i := range 16 / e.bytes {
+		x := uint16(from[i*e.bytes])
+		if e.bytes == 2 {
+			x |= uint16(from[2*i+1]) << 8
+		}
+		to[i] = e.wide(x)
 	}
-	return half.Float16(x).Float32()
 }
 
 // product compiles the tensor core products and their companion instructions.
@@ -204,41 +225,58 @@ func rowTimes(x []float64, y *[16][8]float64) (sum [8]float64) {
 	return [8]float64{s0, s1, s2, s3, s4, s5, s6, s7}
 }
 
-// groupProduct compiles a warp's 16 rows of a warp group's 64 rows, by n columns, with the inner dimension
-// 16. The left operand is in shared memory or in registers, and the right operand in shared memory. Rows in
-// shared memory are the rows or columns of the product or, if transposed, run along the inner dimension. The
-// product is computed at once, because the compiler moves the sums before they are complete, which the
-// hardware's assembler undoes. At the wait, the operands are compared with their values at the start.
+// groupProduct compiles a warp's 16 rows of a warp group's 64 rows, by n columns, with an inner dimension of 32 bytes: 16 elements, or 32
+// of a byte. The left operand is in shared memory or in registers, and the right operand in shared memory. Rows in shared memory are the
+// rows or columns of the product or, if transposed, run along the inner dimension. The product is computed at once, because the compiler
+// moves the sums before they are complete, which the hardware's assembler undoes. At the wait, the operands are compared with their values
+// at the start.
 func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
-	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k16"))
-	if err != nil || n%8 != 0 || n < 8 || n > 256 || len(s.args) != 8 && len(s.args) != 7 {
+	if len(s.op) != 8 {
 		return nil
 	}
-	if kinds := strings.Join(s.op[5:], "."); kinds != "f32.f16.f16" && kinds != "f32.bf16.bf16" {
+	kind := groupKinds[s.op[6]+"."+s.op[7]]
+	if kind == nil || s.op[5] != kind.sums {
 		return nil
 	}
-	bfloat16 := s.has("bf16")
-	d, b := c.registers(&s.args[0], n/2), c.src64(&s.args[2])
+	bytes, integers := kind.bytes == 1, kind.sums == "s32"
+	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k"+strconv.Itoa(kind.depth())))
+	if err != nil || n%8 != 0 || n < 8 || n > 256 {
+		return nil
+	}
 	transposed := false
 	is := func(first int, want ...int) bool {
 		return slices.IndexFunc(want, func(x int) bool { first++; return c.constantArgument(first-1) != x }) < 0
 	}
-	var operand func(w *warp) func() [][16]float32
+	var operand func(w *warp) func() [][32]float32
 	var adds func(w *warp) bool
-	if len(s.args) == 8 {
+	inRegisters := len(s.args) == 7
+	if bytes {
+		want := 6 // d, a, b, whether d is added, and the factors of a and b, which integers have not
+		if integers {
+			want = 4
+		}
+		inRegisters = true
+		if len(s.args) != want || len(s.args[1].list) != 4 || !integers && !is(4, 1, 1) {
+			return nil
+		}
+	} else if len(s.args) != 8 && len(s.args) != 7 {
+		return nil
+	}
+	d, b := c.registers(&s.args[0], n/2), c.src64(&s.args[2])
+	if !inRegisters {
 		transposed = is(7, 1)
 		left := is(6, 1)
 		if !is(4, 1, 1) || !left && !is(6, 0) || !transposed && !is(7, 0) {
 			return nil
 		}
 		a, more := c.src64(&s.args[1]), c.predicate(&s.args[3])
-		operand = func(w *warp) func() [][16]float32 {
+		operand = func(w *warp) func() [][32]float32 {
 			descriptor, first := uniform64(w, a), w.id%4*16
-			return func() [][16]float32 {
+			return func() [][32]float32 {
 				if left {
-					return readTransposed(w, descriptor, first, 16, bfloat16)
+					return readTransposed(w, descriptor, first, 16, kind)
 				}
-				return readOperand(w, descriptor, first, 16, bfloat16)
+				return readOperand(w, descriptor, first, 16, kind)
 			}
 		}
 		adds = func(w *warp) bool {
@@ -248,37 +286,49 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 			return w.p[more] != 0
 		}
 	} else {
-		transposed = is(6, 1)
-		if !is(4, 1, 1) || !is(3, 0) && !is(3, 1) || !transposed && !is(6, 0) {
+		if !is(3, 0) && !is(3, 1) {
 			return nil
 		}
+		if !bytes {
+			if transposed = is(6, 1); !is(4, 1, 1) || !transposed && !is(6, 0) {
+				return nil
+			}
+		}
 		a, more := c.registers(&s.args[1], 4), is(3, 1)
-		operand = func(w *warp) func() [][16]float32 {
-			return func() [][16]float32 { return registerOperand(w, a, bfloat16) }
+		operand = func(w *warp) func() [][32]float32 {
+			return func() [][32]float32 { return registerOperand(w, a, kind) }
 		}
 		adds = func(*warp) bool { return more }
 	}
+	depth := kind.depth()
 	return func(w *warp, m uint32) {
 		descriptor := uniform64(w, b)
-		right := func() [][16]float32 {
+		right := func() [][32]float32 {
 			if transposed {
-				return readTransposed(w, descriptor, 0, n, bfloat16)
+				return readTransposed(w, descriptor, 0, n, kind)
 			}
-			return readOperand(w, descriptor, 0, n, bfloat16)
+			return readOperand(w, descriptor, 0, n, kind)
 		}
 		left := operand(w)
 		x, y, adds := left(), right(), adds(w)
 		for l := range lanes {
 			for i, r := range d {
-				row, column := &x[l/4+i%4/2*8], &y[i/4*8+l%4*2+i%2]
+				row, column := x[l/4+i%4/2*8][:depth], y[i/4*8+l%4*2+i%2][:depth]
 				var sum float64
-				for k := range 16 {
-					sum += float64(row[k]) * float64(column[k])
+				for k, v := range row {
+					sum += float64(v) * float64(column[k])
 				}
-				if adds {
-					sum += f32(w.d(r)[l])
+				to := &w.d(r)[l]
+				switch {
+				case integers && adds:
+					*to += uint32(int32(sum))
+				case integers:
+					*to = uint32(int32(sum))
+				case adds:
+					*to = bitsOf(sum + f32(*to))
+				default:
+					*to = bitsOf(sum)
 				}
-				w.d(r)[l] = bitsOf(sum)
 			}
 		}
 		w.groupProducts.open = append(w.groupProducts.open, func() {
@@ -299,14 +349,21 @@ func uniform64(w *warp, r register) uint64 {
 	return w.q(r)[0]
 }
 
-// registerOperand returns a warp's 16 rows of 16 elements from the threads' registers.
-func registerOperand(w *warp, a []register, bfloat16 bool) [][16]float32 {
-	x := make([][16]float32, 16)
+// registerOperand returns a warp's 16 rows of elements from the threads' registers, which have four bytes of a row each.
+func registerOperand(w *warp, a []register, kind *groupElements) [][32]float32 {
+	x := make([][32]float32, 16)
+	each := 4 / kind.bytes
 	for i, r := range a {
 		for l := range lanes {
 			v := w.d(r)[l]
-			row, k := l/4+i%2*8, l%4*2+i/2*8
-			x[row][k], x[row][k+1] = wide(uint16(v), bfloat16), wide(uint16(v>>16), bfloat16)
+			row, k := l/4+i%2*8, l%4*each+i/2*4*each
+			for j := range each {
+				e := v >> (8 * kind.bytes * j)
+				if kind.bytes == 1 {
+					e &= 0xff
+				}
+				x[row][k+j] = kind.wide(uint16(e))
+			}
 		}
 	}
 	return x
@@ -314,7 +371,7 @@ func registerOperand(w *warp, a []register, bfloat16 bool) [][16]float32 {
 
 // readTransposed reads n columns, from column first on, of an operand with 16 rows. The columns are stored in
 // swizzled blocks of 64 columns or, if n is 8, in rows of 16 bytes.
-func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][16]float32 {
+func readTransposed(w *warp, descriptor uint64, first, n int, kind *groupElements) [][32]float32 {
 	start, block, stride := descriptor&0x3fff<<4, descriptor>>16&0x3fff<<4, descriptor>>32&0x3fff<<4
 	plain := descriptor>>62 == 0
 	// Without a swizzle, only the hardware defines which of the two strides leads to the next eight rows, so
@@ -322,7 +379,7 @@ func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][
 	if descriptor>>62 > 1 || descriptor>>49&7 != 0 || plain && (n != 8 || block != stride) {
 		w.fail("an operand of another kind: %#x", descriptor)
 	}
-	x := make([][16]float32, n)
+	x := make([][32]float32, n)
 	for i := 0; i < n; i += 8 {
 		column := first + i
 		for k := range uint64(16) {
@@ -331,7 +388,7 @@ func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][
 				at = swizzled(start + uint64(column/64)*block + k/8*stride + k%8*128 + uint64(column%64*2))
 			}
 			for j, e := range (*[8]uint16)(w.at(sharedSpace, at, 0, 16)) {
-				x[i+j][k] = wide(e, bfloat16)
+				x[i+j][k] = kind.wide(e)
 			}
 		}
 	}
@@ -339,8 +396,8 @@ func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][
 }
 
 // same compares bits, because the operands may contain NaN.
-func same(x, y [][16]float32) bool {
-	return slices.EqualFunc(x, y, func(a, b [16]float32) bool {
+func same(x, y [][32]float32) bool {
+	return slices.EqualFunc(x, y, func(a, b [32]float32) bool {
 		for i := range a {
 			if math.Float32bits(a[i]) != math.Float32bits(b[i]) {
 				return false
@@ -350,21 +407,18 @@ func same(x, y [][16]float32) bool {
 	})
 }
 
-// readOperand reads rows of 16 elements of an operand that a descriptor describes.
-func readOperand(w *warp, descriptor uint64, first, rows int, bfloat16 bool) [][16]float32 {
+// readOperand reads rows of 32 bytes of an operand that a descriptor describes.
+func readOperand(w *warp, descriptor uint64, first, rows int, kind *groupElements) [][32]float32 {
 	start, stride := descriptor&0x3fff<<4, descriptor>>32&0x3fff<<4
 	if descriptor>>62 != 1 || descriptor>>49&7 != 0 {
 		w.fail("an operand of another kind: %#x", descriptor)
 	}
-	x := make([][16]float32, rows)
+	x := make([][32]float32, rows)
 	for r := range rows {
 		row := uint64(first + r)
 		for k := range 2 {
 			at := swizzled(start + row/8*stride + row%8*128 + uint64(k*16))
-			p := (*[8]uint16)(w.at(sharedSpace, at, 0, 16))
-			for i, e := range p {
-				x[r][k*8+i] = wide(e, bfloat16)
-			}
+			kind.unpack(x[r][k*16/kind.bytes:], (*[16]byte)(w.at(sharedSpace, at, 0, 16)))
 		}
 	}
 	return x
