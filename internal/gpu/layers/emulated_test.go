@@ -171,6 +171,17 @@ func TestEmulatedProjection(t *testing.T) {
 }
 
 // Blocks share tiles, tiles have missing rows, and rings go round.
+// Clusters have several tiles each, and rings go round.
+func TestEmulatedNarrowRows(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testRowsRefuses(t, m, d)
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels")
+	}
+	testRows(t, m, d, reftest.Cases(t, 6, 60), 1000, 300, 65, 129, 257)
+	testNarrow(t, m, d, reftest.Cases(t, 8, 40), 320, 300, 129, 200, 257)
+}
+
 func TestEmulatedNarrow(t *testing.T) {
 	m, d := emulatedDecoder(t, 5)
 	testNarrow(t, m, d, reftest.Cases(t, 16, 64), 600, 300, 1, 2, 3, 4, 5, 9, 17, 20, 33)

@@ -144,6 +144,9 @@ func (d *Engine) skinnyOf(o *Linear) (*skinnyKernels, error) {
 
 // separateActivation reports whether the activation or gate is a launch of its own, because these kernels are missing.
 func (d *Engine) separateActivation(o *Linear) (bool, error) {
+	if o.quantises() || d.widens(o) {
+		return !o.fusesRows(), nil
+	}
 	if !o.gates() {
 		return false, nil
 	}

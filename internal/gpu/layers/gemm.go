@@ -150,6 +150,9 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !o.Narrow() && !hasKernels(o.format()) {
 		return 0, nil
 	}
+	if err := d.checkQuantised("linear", o); err != nil {
+		return 0, err
+	}
 	if product, err := d.multiplies(o); err != nil {
 		return 0, err
 	} else if product {
@@ -167,6 +170,10 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 		in, n := o.inner()
 		more, err := d.Scratch(in)
 		return n + more, err
+	}
+	if o.quantises() || d.widens(o) {
+		p, err := d.planRows(o)
+		return p.used, err
 	}
 	if o.Narrow() {
 		return d.narrowScratchOf(o)

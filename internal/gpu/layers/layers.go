@@ -40,6 +40,7 @@ type Engine struct {
 
 	leastPairs  int            // the constant, except in tests
 	leastHopper int            // the constant, except in tests
+	leastWide   int            // leastWideRows, except in tests
 	orders      []bool         // both, except in tests: values of hopperLayout.swapped
 	hopperTime  float64        // 1, except in tests: factor of the time of products of hopper.go
 	slower      float64        // 1, except in tests: factor of the tiles' time
@@ -51,7 +52,8 @@ type Engine struct {
 	gated         *gatedKernels // nil: not loaded yet
 	separateGates bool          // tests: gates are launches of their own
 
-	narrow *narrowKernels // nil: not loaded yet
+	narrow *narrowKernels                // nil: not loaded yet
+	byRows map[string]*narrowRowsKernels // as narrow
 
 	mu              sync.Mutex
 	args            cuda.Args
@@ -68,14 +70,14 @@ type Engine struct {
 }
 
 // clusterKey identifies a launch of clusters. kind is -1 for a GEMV; an index of gemmRows, after these one with x
-// rounded, and persistent ones; pairClusters, hopperClusters; or -2 and less for one of skinnyKinds, wide or not.
+// rounded, and persistent ones; pairClusters, hopperClusters, rowsClusters; or -2 and less for one of skinnyKinds, wide or not.
 type clusterKey struct {
 	format              weight.Format
 	kind, split, shared int
 	gates               bool // a kernel of gated.go
 }
 
-const pairClusters, hopperClusters = math.MinInt, math.MinInt + 1
+const pairClusters, hopperClusters, rowsClusters = math.MinInt, math.MinInt + 1, math.MinInt + 2
 
 // mostSplit is the largest number of thread blocks of a cluster.
 const mostSplit = 8
@@ -91,7 +93,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 
 // New loads the kernels. Errors: [kernels.ErrNoImage] if the GPU has none, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, leastHopper: leastHopper, orders: []bool{false, true}, hopperTime: 1, hopper: map[attn.DType]*hopperKernels{}, slower: 1}
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, leastHopper: leastHopper, leastWide: leastWideRows, orders: []bool{false, true}, hopperTime: 1, hopper: map[attn.DType]*hopperKernels{}, slower: 1}
 	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err

@@ -112,6 +112,13 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"return factors * strips * 16 * p.factor;",
 			"tile = blockIdx.x / (2 * NT), i = blockIdx.x % (2 * NT)",
 		},
+		"gemm_narrow_rows.cuh": {
+			"constexpr int NARROW_ROWS_THREADS = 384;",
+			"constexpr int NARROW_ROWS_STEP = 128;",
+			"constexpr int NARROW_ROWS_RING = 192 << 10;",
+			"STAGE = SETS * WEIGHTS + X + SCALES, STAGES = NARROW_ROWS_RING / STAGE;",
+			"empty = full + STAGES * 8;",
+		},
 		"gemm_persistent.cuh": {
 			"constexpr int PERSISTENT_THREADS = (GEMM_WARPS + 4) * 32;",
 			"constexpr int PERSISTENT_ROWS = 128;",
@@ -200,6 +207,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/gemm_narrow.cuh", "NarrowParams", narrowParams{}},
 		{"kernels/gemm_narrow.cuh", "NarrowOperandParams", narrowOperandParams{}},
 		{"kernels/gemm_narrow.cuh", "NarrowGatherParams", narrowGatherParams{}},
+		{"kernels/gemm_narrow_rows.cuh", "NarrowRowsPart", narrowRowsPart{}},
+		{"kernels/gemm_narrow_rows.cuh", "NarrowRowsParams", narrowRowsParams{}},
+		{"kernels/gemm_narrow_rows.cuh", "NarrowRowOperandParams", narrowRowOperandParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
 		{"kernels/gemm_tiled.cuh", "FusedAppend", fusedAppend{}},
 		{"kernels/gemm_tiled.cuh", "OperandParams", operandParams{}},

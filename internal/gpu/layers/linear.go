@@ -46,6 +46,9 @@ type Linear struct {
 	// Products, of 16 bits, rounds norm(x) and W of float32 to this type for their products, and takes no effect where rows of W have
 	// no multiple of 16 bytes of it. The zero value is the type of W.
 	Products attn.DType
+	// QuantiseX rounds each row of norm(x) to the type of W, if W is packed and of 8 bits and there are weight.LeastQuantisedRows rows or
+	// more. A row's scale is its largest magnitude / the type's largest number. RoundX takes no effect on such rows.
+	QuantiseX bool
 	// Early promises that no queued work writes W or the operands of Norm, so that the launch may read them before
 	// the work ahead is done.
 	Early bool
@@ -212,6 +215,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
+	if err := d.checkQuantised("linear", o); err != nil {
+		return err
+	}
 	if product, err := d.multiplies(o); err != nil {
 		return err
 	} else if product {
@@ -224,6 +230,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		return err
 	} else if separate {
 		return d.compose(s, o)
+	}
+	if o.quantises() || d.widens(o) {
+		return d.queueRows(s, o)
 	}
 	if o.Narrow() {
 		return d.queueNarrow(s, o)
