@@ -364,7 +364,7 @@ func TestOptionsTwice(t *testing.T) {
 
 		"nn.WithActivation": nn.WithActivation(nn.ReLU), "nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),
 		"nn.WithRMSNorm": nn.WithRMSNorm(vector, 1), "nn.WithMixedPrecision": nn.WithMixedPrecision(), "nn.WithBatchInvariance": nn.WithBatchInvariance(),
-		"nn.WithUnitOffset": nn.WithUnitOffset(),
+		"nn.WithUnitOffset": nn.WithUnitOffset(), "nn.WithQuantisedRows": nn.WithQuantisedRows(),
 	}
 	x, w := in(tensor.Float32, "x", 3, 4), in(tensor.Float32, "w", 4, 4)
 	q, k, v := in(tensor.Float32, "q", 1, 3, 4), in(tensor.Float32, "k", 1, 3, 4), in(tensor.Float32, "v", 1, 3, 4)

@@ -91,7 +91,7 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	}
 	sizes := e.network.Sizes()
 	expressions := G.NewGraph()
-	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows, prompts: c.prompts}
+	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows, prompts: c.prompts, quantises: o.QuantisedRows}
 	if o.several() {
 		b.ranks = o.Ranks
 	}
@@ -147,6 +147,9 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	}
 	if b.err != nil {
 		return g, b.err
+	}
+	if o.QuantisedRows && b.quantised == 0 {
+		return g, fmt.Errorf("decoder: Options.QuantisedRows, and no linear layer has weights of int8 or leanattention.E4M3: set Options.Weights, or leave it out: %w", ErrUnsupported)
 	}
 	if err := rewrite.Check(expressions); err != nil {
 		return g, err

@@ -152,6 +152,8 @@ type Builder struct {
 	inputs    map[string]*G.Node
 	positions func(offset int) (*G.Node, error)
 	linear    []nn.Option // of every linear layer
+	quantises bool        // see Options.QuantisedRows
+	quantised int         // layers that do
 	ranks     *ranks.Comm // nil: one process
 	attention []la.Option // of every attention
 	windows   []int
@@ -212,6 +214,16 @@ func (b *Builder) Positions(offset int) *G.Node {
 // Linear returns the options of a linear layer: the given options, and those that [Options] asks for.
 func (b *Builder) Linear(opts ...nn.Option) []nn.Option { return slices.Concat(opts, b.linear) }
 
+// linearOf returns the options of linear layers with weights ws.
+func (b *Builder) linearOf(ws []*G.Node, opts ...nn.Option) []nn.Option {
+	all := b.Linear(opts...)
+	if !b.quantises || slices.ContainsFunc(ws, func(w *G.Node) bool { return w == nil || w.Dtype() != tensor.Int8 && w.Dtype() != la.E4M3 }) {
+		return all
+	}
+	b.quantised++
+	return append(all, nn.WithQuantisedRows())
+}
+
 // Partial returns a linear layer whose weight is split by columns: the sum over all GPUs and all processes. bias and
 // residual may be nil, and are added once. The options are those of nn.Linear.
 func (b *Builder) Partial(x, w, bias, residual *G.Node, opts ...nn.Option) *G.Node {
@@ -221,7 +233,7 @@ func (b *Builder) Partial(x, w, bias, residual *G.Node, opts ...nn.Option) *G.No
 	if residual != nil {
 		opts = append(slices.Clone(opts), nn.WithResidual(residual))
 	}
-	y := b.Node(func() (*G.Node, error) { return nn.Linear(x, w, bias, b.Linear(opts...)...) })
+	y := b.Node(func() (*G.Node, error) { return nn.Linear(x, w, bias, b.linearOf([]*G.Node{w}, opts...)...) })
 	if b.ranks != nil {
 		y = b.Node(func() (*G.Node, error) { return nn.AllReduce(y, b.ranks) })
 	}

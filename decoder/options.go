@@ -68,6 +68,11 @@ type Options struct {
 	// faster: see nn.WithMixedPrecision.
 	Exact bool
 
+	// QuantisedRows has linear layers with weights of tensor.Int8 or leanattention.E4M3 quantise their inputs by row in steps of 65 rows and
+	// more, as of prompts: see nn.WithQuantisedRows. Layers of latent attention do not. ErrUnsupported: no layer has such weights; a GPU of
+	// another compute capability than 9.0; Exact or BatchInvariant.
+	QuantisedRows bool
+
 	// BatchInvariant gives a token the same bits whatever else a step computes, so that a text depends on its [Request] alone to the last
 	// bit. Prompts take longer. On GPUs, that holds for attention alone: linear layers depend on the number of rows.
 	BatchInvariant bool
@@ -179,6 +184,23 @@ func (o *Options) fill(s *Sizes) error {
 	case slices.Contains(types, t):
 	case !fewBits(t):
 		return fmt.Errorf("decoder: Options.Cache is %v; known are float32, int8, and leanattention.Float16, BFloat16, E4M3 and Q4: %w", t, ErrConfig)
+	}
+	if o.QuantisedRows {
+		for _, x := range []struct {
+			name string
+			on   bool
+		}{{"Exact", o.Exact}, {"BatchInvariant", o.BatchInvariant}} {
+			if x.on {
+				return fmt.Errorf("decoder: Options.QuantisedRows and Options.%s: leave one of them out: %w", x.name, ErrUnsupported)
+			}
+		}
+		if o.Device != nil {
+			for _, m := range o.Device.Members() {
+				if m.Capability != 90 {
+					return fmt.Errorf("decoder: Options.QuantisedRows on a GPU of compute capability %d.%d, want 9.0, or leave it out: %w", m.Capability/10, m.Capability%10, ErrUnsupported)
+				}
+			}
+		}
 	}
 	if o.several() && o.Device == nil {
 		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)

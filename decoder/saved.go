@@ -89,7 +89,7 @@ func (e *Engine) Save(w io.Writer, tokens []int) (n int, err error) {
 // Load reads a text that [Engine.Save] has written, and returns its tokens. Later texts with the same beginning, of 16 tokens or
 // more, do not compute that beginning, until the cache needs the memory for other texts.
 //
-//   - The file must be of the same model, with the same Weights, Exact and Cache of [Options], and have at most Context tokens.
+//   - The file must be of the same model, with the same Weights, Exact, QuantisedRows and Cache of [Options], and have at most Context tokens.
 //     Sizes and devices may differ. Large models are recognized by samples of their weights: see [Model.Checksums]. Engines of
 //     [NewEngine] are recognized by the network's Sizes and by the weights.
 //   - Load reads to the end of the saved text and no further. Started texts wait until Load returns.
@@ -246,6 +246,8 @@ func (e *Engine) identity() (sum [sha256.Size]byte, name string, err error) {
 		}
 		if o.Exact {
 			precision = "exact"
+		} else if o.QuantisedRows {
+			precision = "quantised"
 		}
 		e.name = e.name[max(0, len(e.name)-mostModelName/2):]
 		e.name = fmt.Sprintf("%s (%d layers, %d heads of %d, %s weights, %s products)", e.name, sizes.Layers, sizes.KVHeads, sizes.HeadDim, weights, precision)

@@ -270,7 +270,7 @@ func (t *transformer) Logits(b *Builder, h *G.Node) *G.Node {
 		h, opts = t.linear(b, "", projection{name: t.names.out}, h, opts...), nil
 	}
 	w := b.Weight(t.names.head + ".weight")
-	logits := b.Node(func() (*G.Node, error) { return nn.Linear(h, w, nil, b.Linear(opts...)...) })
+	logits := b.Node(func() (*G.Node, error) { return nn.Linear(h, w, nil, b.linearOf([]*G.Node{w}, opts...)...) })
 	return scaled(b, logits, t.logitScale)
 }
 
@@ -292,7 +292,7 @@ func (t *transformer) layer(b *Builder, i int, h *G.Node) *G.Node {
 	var m *G.Node
 	if in := t.mlpIn(); t.gated {
 		ws, bs := t.parameters(b, prefix, in)
-		opts := b.Linear(before(n.mlp)...)
+		opts := b.linearOf(ws, before(n.mlp)...)
 		m = b.Node(func() (*G.Node, error) { return nn.GatedLinear(h, ws, bs, t.activation, opts...) })
 	} else {
 		m = t.linear(b, prefix, in[0], h, append(before(n.mlp), nn.WithActivation(t.activation))...)
@@ -306,7 +306,7 @@ func (t *transformer) attention(b *Builder, i int, prefix string, h *G.Node, opt
 		return t.latentAttention(b, i, prefix, h, opts)
 	}
 	ws, bs := t.parameters(b, prefix, t.qkv())
-	all := b.Linear(opts...)
+	all := b.linearOf(ws, opts...)
 	qkv := b.Nodes(3, func() ([]*G.Node, error) { return nn.Linears(h, ws, bs, all...) })
 	for j, name := range []string{t.names.qNorm, t.names.kNorm} {
 		switch {
@@ -347,7 +347,7 @@ func (t *transformer) linear(b *Builder, prefix string, p projection, x *G.Node,
 	if bs != nil {
 		bias = bs[0]
 	}
-	opts = b.Linear(opts...)
+	opts = b.linearOf(ws, opts...)
 	return b.Node(func() (*G.Node, error) { return nn.Linear(x, ws[0], bias, opts...) })
 }
 

@@ -95,7 +95,7 @@ func (op linear) checkOneGPU() error {
 func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *layers.Linear {
 	in, of := named(op, list), named(op, shapes)
 	rows, width := of.x[0], of.x[1]
-	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, Products: op.products, X: in.x.Memory, Scratch: scratch}
+	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, QuantiseX: op.quantised, Products: op.products, X: in.x.Memory, Scratch: scratch}
 	at := 0
 	for i := range in.w {
 		p := layers.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out, Packed: in.w[i].Packed}

@@ -34,6 +34,7 @@ const (
 	optionRMSNorm    = "WithRMSNorm"
 	optionMixed      = "WithMixedPrecision"
 	optionInvariant  = "WithBatchInvariance"
+	optionQuantised  = "WithQuantisedRows"
 	optionUnitOffset = "WithUnitOffset"
 )
 
@@ -86,6 +87,21 @@ func WithMixedPrecision(of ...tensor.Dtype) Option { return Option{name: optionM
 // when run. Gradients are those without the option.
 func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 
+// WithQuantisedRows has a linear layer quantise rows of x, or of its norm, to the type of w, tensor.Int8 or leanattention.E4M3, if there are 65
+// rows or more. Tensor cores then take half the time of 16-bit products. Fewer rows are as without the option.
+//
+//   - A row has one scale: its largest magnitude / 127, or / 448 of E4M3. Its numbers are those nearest to the elements / scale, ties to
+//     even. A row below 2^-110 is 0; a row with a number that is not finite makes NaN.
+//   - The error of an element of x w^T is at most the sum of |w| times half a scale or, of E4M3, the sum of |x| |w| / 16, and more where
+//     numbers of E4M3 are subnormal. One large element takes digits from all others of its row.
+//   - INT8: sums of products are exact integers. y is ((sum, as float32) * scale of w's row) * scale of x's row, then b, in float32: CPUs and
+//     GPUs have the same bits. E4M3: float32 sums; GPUs add 128 columns at a time with about 13 bits.
+//   - GPUs: compute capability 9.0. Others are ErrUnsupported when run. CPUs compute the same numbers with kernels of float32: INT8 takes two
+//     to four times as long as without the option.
+//   - With w sharded over several GPUs on axis 1, a scale is that of a GPU's columns.
+//   - Other types of w, and WithBatchInvariance, are ErrUnsupported.
+func WithQuantisedRows() Option { return Option{name: optionQuantised} }
+
 // Linear is a fully connected layer:
 //
 //	y = f(x w^T + b) + residual
@@ -94,7 +110,7 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 //
 //   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
 //   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision],
-//     [WithBatchInvariance].
+//     [WithBatchInvariance], [WithQuantisedRows].
 //   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32, and
 //     also with w of [Rounded] or [Quantised]; or all float64, which is slow and on the CPU alone.
 //   - Gradients: of all inputs, if w has the type of x, in host memory on both of Gorgonia's machines, on a GPU on the tape machine.
@@ -114,7 +130,8 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 //   - x is float32, and a row of w has a multiple of 16 bytes.
 //   - w of [Rounded] or [Quantised] is from [device.GPU.UploadWeight]. Its numbers without scales are exact in float16, and x has two
 //     parts of float16, or one with WithMixedPrecision from 5 rows on. A launch reads w for up to 32 rows, or 64 of one part; half as
-//     many with Q4_K, Q5_K and Q6_K.
+//     many with Q4_K, Q5_K and Q6_K. From 129 rows on, GPUs of 9.0 read w once for 128 or 256 rows, if w has neither minima nor an order
+//     of columns.
 //   - Tensor cores multiply operands in two parts: at most 2^-18 of a product is lost, 2^-15 with bfloat16, and infinities become
 //     NaN. In a GEMM of many rows, tensor cores also truncate sums: up to 2^-27 of the largest partial sum for each column and part.
 //   - The order of sums depends on the number of rows and on the GPU.
@@ -245,10 +262,15 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 			}
 		case optionInvariant:
 			op.invariant = true
+		case optionQuantised:
+			op.quantised = true
 		default:
 			return op, nil, errorf(name, errs.ErrUnsupported, "option %s of a linear layer: pass it to %s", o.name, optionRMSNorm)
 		}
 		given[o.name] = true
+	}
+	if err := op.checkQuantised(name); err != nil {
+		return op, nil, err
 	}
 	if norm != nil {
 		if err := checkEps(name, norm.eps); err != nil {
@@ -266,6 +288,22 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		}
 	}
 	return op, in.list(), nil
+}
+
+// checkQuantised returns an error if rows cannot be quantised.
+func (op *linear) checkQuantised(name string) error {
+	if !op.quantised {
+		return nil
+	}
+	for _, f := range op.formats() {
+		if !weight.QuantisesRows(f) {
+			return errorf(name, errs.ErrUnsupported, "option %s with w of %v, want %s, or leave the option out", optionQuantised, f, weight.Names(weight.QuantisesRows))
+		}
+	}
+	if op.invariant {
+		return errorf(name, errs.ErrUnsupported, "options %s and %s: the number of rows says whether rows are quantised", optionQuantised, optionInvariant)
+	}
+	return nil
 }
 
 // productsOf returns the type that [WithMixedPrecision] names, or 0.
@@ -315,6 +353,7 @@ type linear struct {
 	rms, offset       bool // the norm is an RMSNorm; with 1+gamma
 	eps               float64
 	mixed, invariant  bool
+	quantised         bool       // rows of x are
 	products          attn.DType // of rounded numbers, with w of float32; 0: as operands are
 }
 
@@ -474,6 +513,9 @@ func (op linear) String() string {
 	if op.invariant {
 		s += ", batch invariance"
 	}
+	if op.quantised {
+		s += ", quantised rows"
+	}
 	if op.norm {
 		s += fmt.Sprintf(", norm eps %v, gamma %v, beta %v", op.eps, op.gamma, op.beta)
 	}
@@ -517,7 +559,7 @@ func readLinear[F float](op linear, list []G.Value) (o operands[F], err error) {
 		p := &o.parts[i]
 		s := in.w[i].Shape()
 		p.Rows, p.In, p.Out, p.Activation, p.X = in.x.Shape()[0], s[1], s[0], op.activation, o.x
-		p.RoundX, p.AnyRows = op.mixed, op.invariant
+		p.RoundX, p.AnyRows, p.QuantiseX = op.mixed, op.invariant, op.quantised
 		if err == nil {
 			p.W, err = weights(title, names.w[i], in.w[i])
 		}

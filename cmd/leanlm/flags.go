@@ -173,6 +173,7 @@ func (m *modelFlags) add(f *flags) {
 	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, or 64 a processor but at most 1024; 2048 on a GPU")
 	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")
 	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits and fewer in float32; otherwise activations are rounded to 16 bits, or to 8 for weights of 8 and 4 bits, which is faster, as in most programs")
+	f.is(&m.options.QuantisedRows, "quantised-rows", "with matrices of int8 or fp8: round activations of prompts to 8 bits by row, which is faster on GPUs of compute capability 9.0, and less accurate")
 	matrices := maps.Clone(types)
 	matrices["int8"] = tensor.Int8
 	cached := maps.Clone(matrices)

@@ -422,7 +422,7 @@ func TestParseSpecial(t *testing.T) {
 // TestSameFlags: each flag of generate is one that ranks must have alike, or one that may differ. A new flag must be put into one of
 // the two lists.
 func TestSameFlags(t *testing.T) {
-	alike := strings.Fields(`c cache-tokens np ub t exact weights ctk edge-layers shard lora temp top-k top-p min-p typical repeat-penalty presence-penalty
+	alike := strings.Fields(`c cache-tokens np ub t exact quantised-rows weights ctk edge-layers shard lora temp top-k top-p min-p typical repeat-penalty presence-penalty
 		frequency-penalty repeat-last-n s l keep context-shift prompt-cache n n-samples r parse-special sp draft logprobs`)
 	var g generation
 	f := g.flags()

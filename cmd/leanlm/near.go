@@ -9,7 +9,7 @@ import (
 
 // otherNames are names of flags in other programs, where no flag here has a similar one.
 var otherNames = map[string]string{
-	"interactive": "chat", "dtype": "weights", "outtype": "weights", "num-predict": "n", "max-tokens": "n", "mixed": "exact", "device": "device",
+	"interactive": "chat", "dtype": "weights", "outtype": "weights", "num-predict": "n", "max-tokens": "n", "mixed": "exact", "w8a8": "quantised-rows", "device": "device",
 	"ngl": "device", "n-gpu-layers": "device", "gpu-layers": "device", "draft-max": "draft", "num-return-sequences": "n-samples", "max-length": "c",
 }
 

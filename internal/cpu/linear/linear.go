@@ -14,6 +14,7 @@ import (
 // kept is the state of linear layers in an engine.
 type kept struct {
 	runs       cpu.Spare[linearRun]
+	quantised  cpu.Spare[quantisedRun]
 	successors prefetchTable
 }
 
@@ -33,6 +34,10 @@ type Operands[F lean.Float] struct {
 
 	// RoundX lets X be rounded to the type of W if that is faster: to 8 bits by block of 32 elements, if W has 8 or fewer bits.
 	RoundX bool
+
+	// QuantiseX rounds each row of X to the type of W, INT8 or E4M3, if there are weight.LeastQuantisedRows rows or more: see
+	// weight.QuantiseRow. RoundX takes no effect on such rows.
+	QuantiseX bool
 
 	// AnyRows gives a row the same bits for any number of rows: sums have the order that a single row has.
 	AnyRows bool
@@ -58,7 +63,20 @@ func Run[F lean.Float](e *cpu.Engine, o *Operands[F]) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	return linears(e, unsafe.Slice(o, 1))
+	return run(e, unsafe.Slice(o, 1))
+}
+
+// run computes checked layers that can be computed together.
+func run[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
+	if !all[0].quantises() {
+		return linears(e, all)
+	}
+	for i := range all {
+		if err := quantised(e, any(&all[i]).(*Operands[float32])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // RunAll computes layers in order, with the same bits as Run: Times of a layer may be the Y of an earlier one. All
@@ -85,7 +103,7 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 				n++
 			}
 		}
-		if err := linears(e, all[:n]); err != nil {
+		if err := run(e, all[:n]); err != nil {
 			return err
 		}
 		all = all[n:]
@@ -95,7 +113,7 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 
 // joins reports whether another layer has rows of the same size, and weights of the same type.
 func (o *Operands[F]) joins(other *Operands[F]) bool {
-	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.W.Group == o.W.Group && other.RoundX == o.RoundX && other.AnyRows == o.AnyRows
+	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.W.Group == o.W.Group && other.RoundX == o.RoundX && other.QuantiseX == o.QuantiseX && other.AnyRows == o.AnyRows
 }
 
 // Has reports whether the CPU in use has kernels for weights of a format.
@@ -126,7 +144,7 @@ func waits[F lean.Float](some []Operands[F], other *Operands[F]) bool {
 	return false
 }
 
-// linears computes checked layers that can be computed together.
+// linears is run without quantised rows.
 func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	o := &all[0]
 	if o.Rows == 0 {
@@ -198,6 +216,9 @@ func (o *Operands[F]) check() error {
 	}
 	if !Has(o.W.Format) {
 		return attn.Errorf(op, attn.ErrUnsupported, "the weights are of %v, and the CPU has kernels for %s: convert the weights", o.W.Format, weight.Names(Has))
+	}
+	if err := o.checkQuantised(op); err != nil {
+		return err
 	}
 	if n := len(o.W.Order); o.W.Order != nil && n != o.In {
 		return attn.Errorf(op, attn.ErrShape, "the weights have an order of %d columns, want %d", n, o.In)
