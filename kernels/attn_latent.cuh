@@ -7,14 +7,14 @@
 //
 // Two warp groups compute. They take turns with chunks: a group computes the scores and the weights of each second chunk, its
 // scores while the other group makes weights. Outputs are split by columns: each group has half of them, and adds the values
-// of all chunks. One warp brings keys, block by block.
+// of all chunks. One warp brings keys: two blocks of values at a time, and the block without values.
 //
 // PRECISE: queries and weights are sums of two parts, which are rows side by side. A pass over the keys then has 32 rows.
 //
 // Ranges of LeanTiles, partials and their merging are those of attn_lean.cuh.
 #pragma once
-#include "attn_reduce.cuh"
-#include "wgmma.cuh"
+#include "attn_latent_merge.cuh"
+#include "attn_latent_products.cuh"
 
 // Launch parameters.
 struct LatentParams {
@@ -24,35 +24,8 @@ struct LatentParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The descriptor of an operand that lies so many bytes behind another one: one addition, where making it anew takes five instructions that
-// wait for each other.
-__device__ __forceinline__ u64 behind(u64 operand, int bytes) {
-  u64 d;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"((u32)operand + bytes / 16), "r"((u32)(operand >> 32)));
-  return d;
-}
-// d += a b: a is 64 x 16 in shared memory, whose rows are those of d, and b 16 x N, whose rows are what is summed over.
-template <class Math> __device__ __forceinline__ void addColumns(float (&d)[16][4], u64 a, u64 b) {
-  const int more = 1;
-  if constexpr (same<typename Math::Operand, Float16>) {
-    WGMMA_SHARED("128", "f16.f16", WGMMA_NAMES16, WGMMA_SUMS16, "64", "65", "66", "0, 1");
-  } else {
-    static_assert(same<typename Math::Operand, BFloat16>, "there is no such product");
-    WGMMA_SHARED("128", "bf16.bf16", WGMMA_NAMES16, WGMMA_SUMS16, "64", "65", "66", "0, 1");
-  }
-}
-template <class Math> __device__ __forceinline__ void addColumns(float (&d)[8][4], u64 a, u64 b) {
-  const int more = 1;
-  if constexpr (same<typename Math::Operand, Float16>) {
-    WGMMA_SHARED("64", "f16.f16", WGMMA_NAMES8, WGMMA_SUMS8, "32", "33", "34", "0, 1");
-  } else {
-    static_assert(same<typename Math::Operand, BFloat16>, "there is no such product");
-    WGMMA_SHARED("64", "bf16.bf16", WGMMA_NAMES8, WGMMA_SUMS8, "32", "33", "34", "0, 1");
-  }
-}
-
-// T is the Format of keys, D_ their width, VALUES that of values.
-template <class T, int D_, int VALUES, bool PRECISE_> struct LatentShape {
+// T is the Format of keys, D_ their width, VALUES that of values, ROWS_ the rows of output tiles.
+template <class T, int D_, int VALUES, bool PRECISE_, int ROWS_ = 64> struct LatentShape {
   using Store = typename T::Store;
   using Math = typename T::Math;
   struct Variant : Plain {
@@ -81,24 +54,32 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct LatentShape {
   static constexpr int KEYS = 64, KEY_DIM = D_, D = VALUES, WIDTH = D; // D: of an output
   static constexpr int BLOCK = KEYS * 128;                             // bytes of 64 columns of a chunk
   static constexpr int BLOCKS = KEY_DIM / 64, VALUE_BLOCKS = D / 64;
-  static constexpr int SLOTS = 2 * BLOCKS; // of the ring: a chunk of each warp group
-  static_assert(KEY_DIM % 64 == 0 && (D == 512 || D == 256), "each warp group has 256 columns of values, or 128");
-  static constexpr int ROWS = PRECISE ? 32 : 64; // of a pass over the keys: 64 rows of a product
-  static constexpr int QUERY = BLOCKS * 64 * 128; // bytes
+  static_assert(BLOCKS == VALUE_BLOCKS + 1 && (D == 512 || D == 256), "a chunk is a block without values, and two blocks of values for each unit");
+  static constexpr int ROWS = PRECISE ? 32 : ROWS_;      // of a pass over the keys
+  static constexpr int QUERY = (PRECISE ? 64 : ROWS) * 128; // bytes of 64 columns of queries
+  static constexpr int QUERIES = BLOCKS * QUERY, WEIGHTS = (PRECISE ? 64 : ROWS) * 128; // bytes: of all, and of a chunk's weights
+  // The ring has units of two blocks of values, and beside it one of blocks without values.
+  static constexpr int UNITS = VALUE_BLOCKS / 2; // of a chunk
+  static constexpr int STATISTICS = 2048;        // bytes behind the ring, at most
+  static constexpr int BEHIND = (64 - (PRECISE ? 64 : ROWS)) * 128; // bytes behind the queries, which products read as further rows
+  static constexpr int FITTING = (227 * 1024 - WEIGHTS - QUERIES - BEHIND - STATISTICS) / BLOCK;
+  static constexpr int RESTS = FITTING / BLOCKS + (FITTING - FITTING / BLOCKS) % 2, SLOTS = (FITTING - RESTS) / 2;
+  static_assert(RESTS >= 2 && SLOTS >= 2 * UNITS, "a chunk of each warp group");
 };
 
-template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShape<T, D_, VALUES, PRECISE_> {
-  using S = LatentShape<T, D_, VALUES, PRECISE_>;
+template <class T, int D_, int VALUES, bool PRECISE_, int ROWS_ = 64>
+struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
+  using S = LatentShape<T, D_, VALUES, PRECISE_, ROWS_>;
   using typename S::Math, typename S::Place;
   using Operand = typename Math::Operand;
-  using S::BLOCK, S::BLOCKS, S::D, S::KEYS, S::KEY_DIM, S::PRECISE, S::QUERY, S::ROWS, S::SLOTS, S::VALUE_BLOCKS;
+  using S::BLOCK, S::BLOCKS, S::D, S::KEYS, S::KEY_DIM, S::PRECISE, S::QUERIES, S::QUERY, S::RESTS, S::ROWS, S::SLOTS, S::UNITS, S::VALUE_BLOCKS, S::WEIGHTS;
   static constexpr int WARPS = 8;               // that compute: two warp groups
   static constexpr int HALF = VALUE_BLOCKS / 2; // blocks of a group
   static constexpr int PRODUCER = WARPS, COUNTER = WARPS + 1;
-  static constexpr int EACH = PRECISE ? 1 : 2;    // rows that a lane has
-  static constexpr int EARLY = 3; // blocks of a chunk whose products come before the last chunk's values: those of about the time of weights
-  static constexpr int WEIGHTS = KEYS * 128;      // bytes of a chunk's weights: 64 rows of 64 keys
+  static constexpr int EACH = PRECISE ? 1 : 2; // rows that a lane has
+  static constexpr int EARLY = UNITS / 2; // units of a chunk whose products come before the last chunk's values: those of about the time of weights
   using R = Reduce<S>;
+  using Merging = LatentMerge<R, D>;
   static_assert(S::MERGE_WARPS == WARPS, "all warps that compute merge");
   // Named barriers: 1 of both groups; a group's own from GROUP on; from WEIGHED on: the weights of a group's chunk are there.
   enum : int { READY = 1, GROUP = 2, BEGUN = 4, WEIGHED = 8 };
@@ -106,9 +87,10 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
   // How often the keys are read.
   __device__ static __forceinline__ int passes(const Params& p) { return PRECISE && p.rows > ROWS ? 2 : 1; }
 
-  // What lies in shared memory.
+  // What lies in shared memory. Products have 64 rows. Behind fewer rows of queries or weights they read what follows: nobody reads
+  // these rows of sums.
   struct Shared {
-    u32 ring, query, weights, full, empty, begun;
+    u32 query, weights, ring, rests, full, empty, fullRests, emptyRests, begun;
     float* largest; // of each row, by the group that has had a chunk
     float* shrink;  // the same: what outputs are multiplied by
     float* factor;  // of each row: makes scores of products
@@ -116,14 +98,35 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
     float* outputs; // where the queries are
     typename R::Shared reduce;
     __device__ __forceinline__ Shared(char* memory) {
-      ring = sharedAddress(memory), query = ring + SLOTS * BLOCK, weights = query + QUERY;
-      outputs = (float*)(memory + SLOTS * BLOCK);
-      char* rest = memory + SLOTS * BLOCK + QUERY + WEIGHTS;
-      largest = (float*)rest, shrink = largest + 2 * ROWS, sums = shrink + 2 * ROWS, factor = sums + 2 * ROWS;
+      weights = sharedAddress(memory), query = weights + WEIGHTS, ring = query + QUERIES + S::BEHIND, rests = ring + SLOTS * 2 * BLOCK;
+      outputs = (float*)(memory + WEIGHTS);
+      largest = (float*)(memory + WEIGHTS + QUERIES + S::BEHIND + (2 * SLOTS + RESTS) * BLOCK), shrink = largest + 2 * ROWS, sums = shrink + 2 * ROWS, factor = sums + 2 * ROWS;
       reduce.last = (int*)(factor + ROWS);
-      begun = sharedAddress(reduce.last + 4), full = begun + 16, empty = full + SLOTS * 8;
+      begun = sharedAddress(reduce.last + 4), full = begun + 16, empty = full + SLOTS * 8, fullRests = empty + SLOTS * 8, emptyRests = fullRests + RESTS * 8;
     }
   };
+  static_assert(7 * ROWS * 4 + 32 + 16 * (SLOTS + RESTS) <= S::STATISTICS, "statistics and barriers do not fit");
+
+  // Where chunk number n of a thread block is in the rings: the slots of its units and of its block without values, and the parities of
+  // the phases there.
+  struct Ring {
+    static constexpr bool EVEN = SLOTS % UNITS == 0;
+    u32 n;
+    __device__ __forceinline__ int slot(int k) const { return EVEN ? n * UNITS % SLOTS + k : (n * UNITS + k) % SLOTS; }
+    __device__ __forceinline__ u32 parity(int k) const { return (n * UNITS + (EVEN ? 0 : k)) / SLOTS & 1; }
+    __device__ __forceinline__ int rest() const { return n % RESTS; }
+    __device__ __forceinline__ u32 restParity() const { return n / RESTS & 1; }
+  };
+  // Where block b of a group's values is.
+  __device__ static __forceinline__ u32 valuesOf(const Shared& sh, const Ring& at, int b, int group) {
+    const int of = group * HALF + b;
+    return sh.ring + at.slot(of / 2) * (2 * BLOCK) + of % 2 * BLOCK;
+  }
+
+  // A warp gives back a slot that it has read.
+  __device__ static __forceinline__ void release(u32 empty, int slot, int lane) {
+    if (lane == 0) barrierArrive(empty + slot * 8);
+  }
 
   // Of a group's warps.
   __device__ static __forceinline__ void syncGroup(int group) {
@@ -136,8 +139,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
     constexpr int OUTSIDE = 0x7ffffff0; // a box outside of the array is zeros
     const int boxes = KEYS / p.box, times = passes(p);
     const u64 policy = p.streamed && times == 1 ? readOnce() : readAgain();
-    int slot = 0;
-    u32 parity = 1;
+    Ring to = {0};
     bool waited = false;
 #pragma unroll 1
     for (int pass = 0; pass < times; pass++) {
@@ -162,24 +164,30 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         };
         int rows[2], next[2];
         find(at.chunk, next);
+        // COUNT blocks of the chunk, from number `block` on, come to a slot.
+        const auto fill = [&](auto count, int block, u32 memory, u32 full, u32 empty, int slot, u32 parity) {
+          constexpr int COUNT = sizeof(count);
+          const u32 bar = full + slot * 8, place = memory + slot * (COUNT * BLOCK);
+          barrierWait(empty + slot * 8, parity);
+          __syncwarp();
+          if (lane == 0) barrierExpect(bar, COUNT * BLOCK);
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+            if (lane + 32 * i < boxes)
+#pragma unroll
+              for (int b = 0; b < COUNT; b++) copyBox(place + b * BLOCK + (lane + 32 * i) * p.box * 128, map, 0, rows[i], block + b, bar, policy);
+          __syncwarp();
+        };
 #pragma unroll 1
         for (int c = at.chunk; c < at.end; c++) {
           rows[0] = next[0], rows[1] = next[1];
           if (c + 1 < at.end) find(c + 1, next);
           if (!waited && (c + 1) * KEYS > old) waitForEarlier(), waited = true;
+          fill(char(), VALUE_BLOCKS, sh.rests, sh.fullRests, sh.emptyRests, to.rest(), to.restParity() ^ 1);
 #pragma unroll 1
-          for (int b = 0; b < BLOCKS; b++) {
-            const u32 bar = sh.full + slot * 8, block = sh.ring + slot * BLOCK;
-            barrierWait(sh.empty + slot * 8, parity);
-            __syncwarp();
-            if (lane == 0) barrierExpect(bar, BLOCK);
-            __syncwarp();
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-              if (lane + 32 * i < boxes) copyBox(block + (lane + 32 * i) * p.box * 128, map, 0, rows[i], columnsOf(b), bar, policy);
-            __syncwarp();
-            if (++slot == SLOTS) slot = 0, parity ^= 1;
-          }
+          for (int u = 0; u < UNITS; u++) fill(short(), 2 * u, sh.ring, sh.full, sh.empty, to.slot(u), to.parity(u) ^ 1);
+          to.n++;
         }
       } while (at.next(p));
     }
@@ -203,12 +211,12 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         for (int r = warp; r < live; r += WARPS) {
           const char* const from = (const char*)p.query + queryOf(p, w, first + r) * 2;
 #pragma unroll
-          for (int c = lane * 16; c < KEY_DIM * 2; c += 512) copy16(sh.query + c / 128 * (64 * 128) + swizzled(r, c % 128), from + c, true);
+          for (int c = lane * 16; c < KEY_DIM * 2; c += 512) copy16(sh.query + c / 128 * QUERY + swizzled(r, c % 128), from + c, true);
         }
 #pragma unroll 1
         for (int i = live * 8 + threadIdx.x; i < ROWS * 8; i += WARPS * 32) // the other rows are computed, too
 #pragma unroll
-          for (int b = 0; b < BLOCKS; b++) asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(sh.query + b * (64 * 128) + i * 16), "r"(0) : "memory");
+          for (int b = 0; b < BLOCKS; b++) asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(sh.query + b * QUERY + i * 16), "r"(0) : "memory");
         copyCommit();
         copyWait<0>();
         return;
@@ -253,7 +261,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       if (c >= KEY_DIM) continue;
       const float v[4] = {x[i].x * up, x[i].y * up, x[i].z * up, x[i].w * up};
       const u32 lead[2] = {Operand::pack(v[0], v[1]), Operand::pack(v[2], v[3])};
-      const u32 block = sh.query + c / 64 * (64 * 128), column = c % 64 * 2;
+      const u32 block = sh.query + c / 64 * QUERY, column = c % 64 * 2;
       const auto put = [&](int row, u32 a, u32 b) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(block + swizzled(row, column)), "r"(a), "r"(b) : "memory"); };
       if constexpr (PRECISE) {
         put(r / 8 * 16 + r % 8, lead[0], lead[1]);
@@ -281,29 +289,33 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
     }
   };
 
-  // Which columns of keys are block b of a chunk: those without values come first.
-  __device__ static __forceinline__ int columnsOf(int b) { return b < BLOCKS - VALUE_BLOCKS ? VALUE_BLOCKS + b : b - (BLOCKS - VALUE_BLOCKS); }
-
-  // Where chunk n lies, and where a group's values.
-  __device__ static __forceinline__ int slotOf(int n) { return (n & 1) * BLOCKS; }
-  __device__ static __forceinline__ int valuesOf(int n, int group) { return slotOf(n) + BLOCKS - VALUE_BLOCKS + group * HALF; }
-
-  // Adds the products with blocks [FROM, TO) of chunk n to its scores, block by block as they come.
-  template <int FROM, int TO> __device__ static __forceinline__ void scores(const Shared& sh, int n, float (&s)[8][4]) {
-    const u32 parity = n >> 1 & 1, slot = slotOf(n), keys = sh.ring + slot * BLOCK, full = sh.full + slot * 8;
-    pinned(s);
-#pragma unroll
-    for (int b = FROM; b < TO; b++) {
-      const u64 left = rowOperand(sh.query + columnsOf(b) * (64 * 128)), right = rowOperand(keys + b * BLOCK);
-      barrierWait(full + b * 8, parity);
-      wgmmaFence();
+  // Begins the products with the block without values of a chunk, with FROM = -1, and its units [FROM, TO), as they come.
+  template <int FROM, int TO> __device__ static __forceinline__ void scores(const Shared& sh, const Ring& at, float (&s)[8][4]) {
+    const auto multiply = [&](int block, u32 keys) {
+      const u64 left = rowOperand(sh.query + block * QUERY), right = rowOperand(keys);
 #pragma unroll
       for (int k = 0; k < 4; k++) Wgmma<64>::template shared<Math>(s, behind(left, k * 32), behind(right, k * 32), 1);
+    };
+    pinned(s);
+    if constexpr (FROM < 0) {
+      barrierWait(sh.fullRests + at.rest() * 8, at.restParity());
+      wgmmaFence();
+      multiply(VALUE_BLOCKS, sh.rests + at.rest() * BLOCK);
       wgmmaCommit();
     }
-    wgmmaWait<0>();
-    pinned(s);
+#pragma unroll
+    for (int u = FROM < 0 ? 0 : FROM; u < TO; u++) {
+      const u32 keys = sh.ring + at.slot(u) * (2 * BLOCK);
+      barrierWait(sh.full + at.slot(u) * 8, at.parity(u));
+      wgmmaFence();
+#pragma unroll
+      for (int b = 0; b < 2; b++) multiply(2 * u + b, keys + b * BLOCK);
+      wgmmaCommit();
+    }
   }
+
+  // So much above the base of weights, a power of four, the largest score may be. Lifted weights have no range to spare.
+  static constexpr float SLACK = Math::lift > 0 ? 0.f : 4.f;
 
   // The weights of a chunk whose first key is number `key`, of its scores: as operands in registers. The row's statistics go to
   // shared memory, and what outputs are multiplied by to `shrinks`, too.
@@ -336,7 +348,8 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       top[e] = fmaxf(top[e], __shfl_xor_sync(~0u, top[e], 2));
       const int r = rowOf(e, lane);
       const float before = sh.largest[(group ^ 1) * ROWS + r];
-      top[e] = fmaxf(top[e], before);
+      // The base of weights follows the largest score only when that is far above: outputs are seldom multiplied.
+      top[e] = top[e] - before <= SLACK ? before : fmaxf(top[e], before);
       const float shrink = Merge(top[e]).weight(before);
       shrinks[e] = shrinks[1] = shrink;
       if ((lane & 3) == 0) sh.largest[group * ROWS + r] = top[e], sh.shrink[group * ROWS + r] = shrink;
@@ -360,13 +373,14 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
   }
 
   // Gives the weights to the other group.
-  __device__ static __forceinline__ void hand(const Shared& sh, const u32 (&weights)[4][4], int group, int lane) {
+  __device__ static __forceinline__ void hand(const Shared& sh, const u32 (&weights)[4][4], bool idle, int group, int lane) {
     const int warp = threadIdx.x / 32 % 4;
+    if (!idle)
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+      for (int k = 0; k < 4; k++)
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(sh.weights + swizzled(warp * 16 + i % 2 * 8 + (lane >> 2), k * 32 + i / 2 * 16 + (lane & 3) * 4)), "r"(weights[k][i]) : "memory");
+        for (int i = 0; i < 4; i++)
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(sh.weights + swizzled(warp * 16 + i % 2 * 8 + (lane >> 2), k * 32 + i / 2 * 16 + (lane & 3) * 4)), "r"(weights[k][i]) : "memory");
     fenceAsync();
     ThreadGroup{0, WARPS, WEIGHED + group}.arrive();
   }
@@ -380,37 +394,31 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       for (int i = 0; i < 4; i++) st.o[j & 1][j / 2][i] *= shrinks[i / 2];
   }
 
-  // What lies behind `live` keys of chunk n may be anything, and 0 times NaN is NaN.
-  __device__ static __forceinline__ void clear(const Shared& sh, int n, int live, int group) {
+  // What lies behind `live` keys of a chunk may be anything, and 0 times NaN is NaN.
+  __device__ static __forceinline__ void clear(const Shared& sh, const Ring& at, int live, int group) {
     if (live >= KEYS) return;
-    const u32 values = sh.ring + valuesOf(n, group) * BLOCK;
     syncGroup(group); // warps whose scores are still under way
 #pragma unroll
     for (int b = 0; b < HALF; b++)
       for (int i = live * 8 + threadIdx.x % 128; i < KEYS * 8; i += 128)
-        asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(values + b * BLOCK + i * 16), "r"(0) : "memory");
+        asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(valuesOf(sh, at, b, group) + i * 16), "r"(0) : "memory");
     fenceAsync();
     syncGroup(group);
   }
 
-  // Adds the group's columns of chunk n's values, multiplied by weights: by the group's own or those that the other has handed
-  // over. Blocks of the chunk are free when their products are there.
-  template <bool OWN> __device__ static __forceinline__ void add(const Shared& sh, State& st, const u32 (&weights)[4][4], int n, int group, int lane) {
-    const u32 values = sh.ring + valuesOf(n, group) * BLOCK;
+  // Begins to add the group's columns of a chunk's values, multiplied by weights: by the group's own or those that the other has handed
+  // over.
+  template <bool OWN> __device__ static __forceinline__ void add(const Shared& sh, State& st, const u32 (&weights)[4][4], const Ring& at, int group, int lane) {
     const auto multiply = [&](auto& to, int b) { // from block b on
-      constexpr int N = sizeof(to) / 16 * 8;
-      const u64 first = columnOperand(values + b * BLOCK, BLOCK), left = rowOperand(sh.weights);
+      const u64 first = columnOperand(valuesOf(sh, at, b, group), BLOCK), left = rowOperand(sh.weights);
       wgmmaFence();
 #pragma unroll
       for (int k = 0; k < KEYS / 16; k++) {
         const u64 v = behind(first, k * 2048);
         if constexpr (!OWN) addColumns<Math>(to, behind(left, k * 32), v);
-        else Wgmma<N>::template registers<Math>(to, weights[k], v);
+        else Wgmma<sizeof(to) / 16 * 8>::template registers<Math>(to, weights[k], v);
       }
       wgmmaCommit();
-    };
-    const auto release = [&](int b) {
-      if (lane == 0) barrierArrive(sh.empty + (valuesOf(n, group) + b) * 8);
     };
     if constexpr (PRECISE) { // added by an instruction that rounds: products cut off
 #pragma unroll
@@ -422,7 +430,6 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         multiply(sum, b);
         wgmmaWait<0>();
         pinned(sum);
-        release(b);
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -432,65 +439,91 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       pinned(st.o[0]), pinned(st.o[1]);
       multiply(st.o[0], 0);
       multiply(st.o[1], HALF / 2);
-      wgmmaWait<1>();
-      pinned(st.o[0]);
-#pragma unroll
-      for (int b = 0; b < HALF / 2; b++) release(b);
-      wgmmaWait<0>();
-      pinned(st.o[1]);
-#pragma unroll
-      for (int b = HALF / 2; b < HALF; b++) release(b);
     }
   }
+  // Ends the addition, MORE commits of products after it, and gives back the chunk's units.
+  template <int MORE> __device__ static __forceinline__ void added(const Shared& sh, State& st, const Ring& at, int group, int lane) {
+    constexpr int MINE = HALF / 2; // units
+    if constexpr (MINE > 1 && !PRECISE) {
+      wgmmaWait<MORE + 1>();
+      pinned(st.o[0]);
+      release(sh.empty, at.slot(group * MINE), lane);
+    }
+    if constexpr (!PRECISE) {
+      wgmmaWait<MORE>();
+      pinned(st.o[0]), pinned(st.o[1]);
+    }
+#pragma unroll
+    for (int u = MINE > 1 && !PRECISE; u < MINE; u++) release(sh.empty, at.slot(group * MINE + u), lane);
+  }
 
-  // Adds the values of chunk n, whose weights the other group makes.
-  __device__ static __forceinline__ void take(const Shared& sh, State& st, int n, int live, int group, int lane) {
+  // Begins to add the values of a chunk whose weights the other group makes.
+  __device__ static __forceinline__ void take(const Shared& sh, State& st, const Ring& at, int live, bool idle, int group, int lane) {
     const u32 none[4][4] = {};
     ThreadGroup{0, WARPS, WEIGHED + (group ^ 1)}.sync();
-    float shrinks[2];
+    if (!idle) {
+      float shrinks[2];
 #pragma unroll
-    for (int e = 0; e < 2; e++) shrinks[e] = sh.shrink[(group ^ 1) * ROWS + rowOf(e % EACH, lane)];
+      for (int e = 0; e < 2; e++) shrinks[e] = sh.shrink[(group ^ 1) * ROWS + rowOf(e % EACH, lane)];
 #pragma unroll
-    for (int e = 0; e < EACH; e++) st.l[e] *= shrinks[e];
-    scale(st, shrinks);
-    clear(sh, n, live, group);
-    add<false>(sh, st, none, n, group, lane);
+      for (int e = 0; e < EACH; e++) st.l[e] *= shrinks[e];
+      scale(st, shrinks);
+    }
+    clear(sh, at, live, group);
+    add<false>(sh, st, none, at, group, lane);
   }
 
   // The chunks of an output tile's part. n: the number of its first one.
   __device__ static __forceinline__ void chunks(const Params& p, const Place& w, const Shared& sh, State& st, int n, int first, int group, int lane) {
     int all = w.s.keys; // keys that every row sees
     if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * Place::ROWS + first) + 1;
+    const bool idle = !PRECISE && rowOf(0, 0) >= w.rows(p) - first; // the warp has no rows of queries
+    const auto at = [&](int c) { return Ring{(u32)(n + c - w.chunk)}; };
+    const auto taken = [&](int c, int live) {
+      take(sh, st, at(c), live, idle, group, lane);
+      added<0>(sh, st, at(c), group, lane);
+    };
 #pragma unroll 1
     for (int c = w.chunk + ((n & 1) != group); c < w.end; c += 2) {
-      const int own = n + c - w.chunk;
       float s[8][4];
 #pragma unroll
       for (int j = 0; j < 8; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
-      scores<0, EARLY>(sh, own, s);
-      if (c > w.chunk) take(sh, st, own - 1, w.s.keys - (c - 1) * KEYS, group, lane);
-      scores<EARLY, BLOCKS>(sh, own, s);
-#pragma unroll
-      for (int b = 0; b < BLOCKS - VALUE_BLOCKS; b++) // nothing else reads these
-        if (lane == 0) barrierArrive(sh.empty + (slotOf(own) + b) * 8);
-      u32 weights[4][4];
-      float shrinks[2];
-      weigh(p, w, sh, st, s, weights, shrinks, first, c * KEYS, (c + 1) * KEYS > all, group, lane);
+      scores<-1, EARLY>(sh, at(c), s);
+      if constexpr (PRECISE) {
+        wgmmaWait<0>();
+        pinned(s);
+        if (c > w.chunk) taken(c - 1, KEYS);
+        scores<EARLY, UNITS>(sh, at(c), s);
+      } else {
+        if (c > w.chunk) {
+          take(sh, st, at(c - 1), KEYS, idle, group, lane);
+          scores<EARLY, EARLY + 1>(sh, at(c), s);
+          added<1>(sh, st, at(c - 1), group, lane);
+        } else {
+          scores<EARLY, EARLY + 1>(sh, at(c), s);
+        }
+        scores<EARLY + 1, UNITS>(sh, at(c), s);
+      }
+      wgmmaWait<0>();
+      pinned(s);
+      release(sh.emptyRests, at(c).rest(), lane); // nothing else reads it
+      u32 weights[4][4] = {};
+      float shrinks[2] = {1.f, 1.f};
+      if (!idle) weigh(p, w, sh, st, s, weights, shrinks, first, c * KEYS, (c + 1) * KEYS > all, group, lane);
       syncGroup(group); // all warps have read the last weights
-      hand(sh, weights, group, lane);
-      scale(st, shrinks);
-      clear(sh, own, w.s.keys - c * KEYS, group);
-      add<true>(sh, st, weights, own, group, lane);
+      hand(sh, weights, idle, group, lane);
+      if (!idle) scale(st, shrinks);
+      clear(sh, at(c), w.s.keys - c * KEYS, group);
+      add<true>(sh, st, weights, at(c), group, lane);
+      added<0>(sh, st, at(c), group, lane);
     }
-    if (const int last = n + w.end - w.chunk - 1; (last & 1) != group) {
-      take(sh, st, last, w.s.keys - (w.end - 1) * KEYS, group, lane);
-    }
+    if (((n + w.end - w.chunk) & 1) == group) taken(w.end - 1, w.s.keys - (w.end - 1) * KEYS); // the other group's chunk is the last one
   }
 
   // Writes a pass's rows of an output tile, or of a part of one. `largest` has the rows' largest scores. The outputs go through the
   // memory of the queries, half of a group's columns at a time.
   static constexpr int PART = HALF * 32, STRIDE = 2 * PART + 8; // half a group's columns; floats between rows there, of these beside the other group's
-  static_assert(ROWS * STRIDE * 4 <= QUERY, "the outputs do not fit into the memory of the queries");
+  static_assert(ROWS * STRIDE * 4 <= QUERIES, "the outputs do not fit into the memory of the queries");
   __device__ static __forceinline__ void leave(const Params& p, const typename R::Tile& tile, const Shared& sh, State& st, const float* largest, int slot, int first, int group, int lane) {
     const int warp = threadIdx.x / 32;
     const ThreadGroup workers{0, WARPS, READY};
@@ -499,7 +532,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
       float l = st.l[e];
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
-      if ((lane & 3) == 0) sh.sums[group * ROWS + rowOf(e, lane)] = l;
+      if ((lane & 3) == 0 && rowOf(e, lane) < ROWS) sh.sums[group * ROWS + rowOf(e, lane)] = l;
     }
     const int rows = max(min(tile.rows - first, ROWS), 0), part = warp % 2; // a warp has a part's columns of each fourth row
     const float* const from = sh.outputs + part * PART + lane * 4;
@@ -513,7 +546,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         for (int e = 0; e < EACH; e++) {
           const float* const o = st.o[half][j];
           const float2 two = PRECISE ? make_float2(o[0] + o[2], o[1] + o[3]) : make_float2(o[2 * e], o[2 * e + 1]);
-          *(float2*)(sh.outputs + rowOf(e, lane) * STRIDE + group * PART + j * 8 + (lane & 3) * 2) = two;
+          if (rowOf(e, lane) < ROWS) *(float2*)(sh.outputs + rowOf(e, lane) * STRIDE + group * PART + j * 8 + (lane & 3) * 2) = two;
         }
       workers.sync();
       const int c = part * (D / 2) + half * PART + lane * 4;
@@ -529,92 +562,6 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
           if (to.statistics != nullptr) __stcg((float2*)to.statistics, make_float2(largest[r], l));
         }
       }
-    }
-  }
-
-  // A partial of so many rows is twice as long as numbers with tags, so partials are plain, and a word for each says with the
-  // launch's number that it is there.
-  __device__ static __forceinline__ void publish(u64* tagged, const ThreadGroup& workers, int slot, u32 run) {
-    workers.sync();
-    if (workers.thread > 0) return;
-    __threadfence();
-    storeTagged(tagged + slot, run, 0.f);
-  }
-  __device__ static __forceinline__ void await(const u64* tagged, int host, int sharers, u32 run, int lane) {
-#pragma unroll 1
-    for (int k = lane; k < sharers; k += 32)
-      while (loadWord(tagged + 2 * (host + k) + (k == 0)) >> 32 != run) {}
-    __syncwarp();
-    __threadfence();
-  }
-
-  // Merges every so many of the pieces of an output tile: columns of a row, four for each of the lanes side by side. The other
-  // lanes share out the partials, and have EACH of them on their way together.
-  template <int EACH> __device__ static __forceinline__ void mergePieces(const Params& p, const typename R::Tile& tile, int host, int sharers, int from, int step, int lane) {
-    const int log = EACH < 8 ? 0 : (sharers > 2 * EACH) + (sharers > 4 * EACH) + (sharers > 8 * EACH); // of lanes for the same columns
-    const int side = 32 >> log, apart = 1 << log, first = lane >> (5 - log), perRow = D / 128 << log;
-#pragma unroll 1
-    for (int piece = from; piece < tile.rows * perRow; piece += step) {
-      const int r = piece / (D / 128) >> log, c = ((piece & (perRow - 1)) * side + (lane & (side - 1))) * 4;
-      float m = -LEAN_INF, l = 0.f;
-      float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-      const auto merge = [&](float m2, float l2, float4 o2) {
-        const float top = fmaxf(m, m2);
-        const Merge both(top);
-        const float f = both.weight(m), f2 = both.weight(m2);
-        m = top, l = l * f + l2 * f2, o.x = o.x * f + o2.x * f2, o.y = o.y * f + o2.y * f2, o.z = o.z * f + o2.z * f2, o.w = o.w * f + o2.w * f2;
-      };
-#pragma unroll 1
-      for (int k = first; k - first < sharers; k += EACH * apart) {
-        float2 s[EACH];
-        float4 x[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-          s[i] = make_float2(-LEAN_INF, 0.f), x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-          if (k + i * apart >= sharers) continue;
-          const long long at = R::placeOf(p, host, k + i * apart, r);
-          s[i] = __ldcg((const float2*)R::statistics(p) + at), x[i] = __ldcg((const float4*)(p.partials + at * D + c));
-        }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) merge(s[i].x, s[i].y, x[i]);
-      }
-#pragma unroll 1
-      for (int i = side; i < 32; i *= 2) {
-        const float4 other = make_float4(__shfl_xor_sync(~0u, o.x, i), __shfl_xor_sync(~0u, o.y, i), __shfl_xor_sync(~0u, o.z, i), __shfl_xor_sync(~0u, o.w, i));
-        merge(__shfl_xor_sync(~0u, m, i), __shfl_xor_sync(~0u, l, i), other);
-      }
-      if (first == 0) R::store(p, typename R::Destination(p, tile, -1, r, c, nullptr), o, m, l);
-    }
-  }
-  __device__ static __forceinline__ void mergeShare(const Params& p, const typename R::Tile& tile, int host, int sharers, int from, int step, int lane) {
-    if (sharers <= 2) mergePieces<2>(p, tile, host, sharers, from, step, lane);
-    else mergePieces<8>(p, tile, host, sharers, from, step, lane);
-  }
-
-  // As Reduce::mergeTogether.
-  __device__ static __forceinline__ void mergeTogether(const Params& p, const u64* tagged, const ThreadGroup& workers, const typename R::Shares& shares, typename R::Tile tile, const typename R::Tile& last, const typename R::Shared& sh, u32 run, int lane) {
-    R::LOOKED.sync();
-    int host = shares.host, sharers = shares.sharers;
-#pragma unroll 1
-    for (int k = 0; k < 2; k++) {
-      const int does = sh.last[k], warp = workers.thread / 32;
-      if (does != R::NOTHING_OF_IT) {
-        const bool all = does == R::ALL_OF_IT;
-        await(tagged, host, sharers, run, lane);
-        mergeShare(p, tile, host, sharers, all ? warp : ((int)blockIdx.x - host) * workers.warps + warp, all ? workers.warps : sharers * workers.warps, lane);
-      }
-      tile = last, host = blockIdx.x, sharers = shares.guests;
-    }
-  }
-
-  // As Reduce::settle.
-  __device__ static __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const typename R::Shares& shares, typename R::Tile tile, const typename R::Tile& last, const typename R::Shared& sh, int lane) {
-    int host = shares.host, sharers = shares.sharers;
-    if (!R::arriveAll(p, workers, shares, sh)) return;
-#pragma unroll 1
-    for (int k = 0; k < 2; k++) {
-      if (sh.last[k]) mergeShare(p, tile, host, sharers, workers.thread / 32, workers.warps, lane);
-      tile = last, host = blockIdx.x, sharers = shares.guests;
     }
   }
 
@@ -634,6 +581,7 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
     if (threadIdx.x == 0) {
       prefetchMap(&a.map);
       for (int s = 0; s < SLOTS; s++) barrierInit(sh.full + s * 8, 1), barrierInit(sh.empty + s * 8, 4);
+      for (int s = 0; s < RESTS; s++) barrierInit(sh.fullRests + s * 8, 1), barrierInit(sh.emptyRests + s * 8, 4);
       barrierInit(sh.begun, WARPS);
       opened();
     }
@@ -684,8 +632,8 @@ template <class T, int D_, int VALUES, bool PRECISE_> struct Latent : LatentShap
         const typename R::Tile tile(p, done);
         leave(p, tile, sh, st, sh.largest + (n - 1 & 1) * ROWS, R::slotOf(done), first, group, lane);
         if (pass < times - 1) continue;
-        if (together && R::slotOf(done) >= 0) publish(a.meet.tagged, workers, R::slotOf(done), run);
-        if (done.endsParts()) together ? mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : settle(p, workers, shares, begin, tile, sh.reduce, lane);
+        if (together && R::slotOf(done) >= 0) Merging::publish(a.meet.tagged, workers, R::slotOf(done), run);
+        if (done.endsParts()) together ? Merging::mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : Merging::settle(p, workers, shares, begin, tile, sh.reduce, lane);
       }
     }
     R::writeFullyMasked(p, *p.masked);

@@ -685,8 +685,8 @@ template <class Source, int N> struct LatentColumns {
       more = w.next(p);
       const typename R::Tile tile(p, done);
       leave(p, tile, sh, st, n - 1 & 1, R::slotOf(done), group, lane);
-      if (together && R::slotOf(done) >= 0) Base::publish(a.meet.tagged, workers, R::slotOf(done), run);
-      if (done.endsParts()) together ? Base::mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : Base::settle(p, workers, shares, begin, tile, sh.reduce, lane);
+      if (together && R::slotOf(done) >= 0) Base::Merging::publish(a.meet.tagged, workers, R::slotOf(done), run);
+      if (done.endsParts()) together ? Base::Merging::mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : Base::Merging::settle(p, workers, shares, begin, tile, sh.reduce, lane);
     }
     R::writeFullyMasked(p, *p.masked);
   }

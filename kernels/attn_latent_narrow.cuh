@@ -451,8 +451,8 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
         for (int i = 0; i < 4; i++) st.o[j / 16][j % 16][i] *= lifted, st.o[j / 16][j % 16][i] *= power;
       workers.sync(); // weights have been used: sums are there
       Base::leave(p, tile, sh, st, sh.largest, R::slotOf(done), 0, group, lane);
-      if (together && R::slotOf(done) >= 0) Base::publish(a.meet.tagged, workers, R::slotOf(done), run);
-      if (done.endsParts()) together ? Base::mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : Base::settle(p, workers, shares, begin, tile, sh.reduce, lane);
+      if (together && R::slotOf(done) >= 0) Base::Merging::publish(a.meet.tagged, workers, R::slotOf(done), run);
+      if (done.endsParts()) together ? Base::Merging::mergeTogether(p, a.meet.tagged, workers, shares, begin, tile, sh.reduce, run, lane) : Base::Merging::settle(p, workers, shares, begin, tile, sh.reduce, lane);
     }
     R::writeFullyMasked(p, *p.masked);
   }

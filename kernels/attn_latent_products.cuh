@@ -1,8 +1,35 @@
-// What attn_latent_columns.cuh multiplies: products of warp groups whose left operand is in registers, and the elements of keys.
+// Products of warp groups for latent attention, and the elements of keys.
 #pragma once
 #include "wgmma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The descriptor of an operand that lies so many bytes behind another one: one addition, where making it anew takes five instructions that
+// wait for each other.
+__device__ __forceinline__ u64 behind(u64 operand, int bytes) {
+  u64 d;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"((u32)operand + bytes / 16), "r"((u32)(operand >> 32)));
+  return d;
+}
+// d += a b: a is 64 x 16 in shared memory, whose rows are those of d, and b 16 x N, whose rows are what is summed over.
+template <class Math> __device__ __forceinline__ void addColumns(float (&d)[16][4], u64 a, u64 b) {
+  const int more = 1;
+  if constexpr (same<typename Math::Operand, Float16>) {
+    WGMMA_SHARED("128", "f16.f16", WGMMA_NAMES16, WGMMA_SUMS16, "64", "65", "66", "0, 1");
+  } else {
+    static_assert(same<typename Math::Operand, BFloat16>, "there is no such product");
+    WGMMA_SHARED("128", "bf16.bf16", WGMMA_NAMES16, WGMMA_SUMS16, "64", "65", "66", "0, 1");
+  }
+}
+template <class Math> __device__ __forceinline__ void addColumns(float (&d)[8][4], u64 a, u64 b) {
+  const int more = 1;
+  if constexpr (same<typename Math::Operand, Float16>) {
+    WGMMA_SHARED("64", "f16.f16", WGMMA_NAMES8, WGMMA_SUMS8, "32", "33", "34", "0, 1");
+  } else {
+    static_assert(same<typename Math::Operand, BFloat16>, "there is no such product");
+    WGMMA_SHARED("64", "bf16.bf16", WGMMA_NAMES8, WGMMA_SUMS8, "32", "33", "34", "0, 1");
+  }
+}
+
 // d += a b: a is 64 x 16, in registers, and b N x 16, in shared memory.
 #define ADD_ROWS(N, TILES, NAMES, SUMS, A0, A1, A2, A3, B) \
   template <class Math> __device__ __forceinline__ void addRows(float (&d)[TILES][4], const u32 (&a)[4], u64 b) { \

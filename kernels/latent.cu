@@ -1,5 +1,5 @@
-// Entry points of decode attention to keys that hold the values: latent_<element>, and _precise for queries and outputs of
-// more bits than keys; and with keys as rows of products, for output tiles of up to so many rows, latent_<element>_<rows>.
+// Entry points of decode attention to keys that hold the values: latent_<element>, _precise for queries and outputs of more bits than
+// keys, and _16 for output tiles of up to 16 rows; with keys as rows of products, latent_e4m3_<rows> for output tiles of up to so many.
 //
 // Needed by: caches with ValuesInKeys, as multi-head latent attention has them.
 #include "attn_latent_columns.cuh"
@@ -7,7 +7,7 @@
 #define LATENT_TYPE(name, T) \
   LATENT_ATTENTION(name, T, 576, 512, false) \
   LATENT_ATTENTION(name##_precise, T, 576, 512, true) \
-  LATENT_COLUMNS(name##_16, LatentHalves<T::Math>, 16)
+  LATENT_ATTENTION(name##_16, T, 576, 512, false, 16)
 
 LATENT_TYPE(latent_f16, AsF16)
 LATENT_TYPE(latent_bf16, AsBF16)

@@ -19,6 +19,9 @@ const (
 	latentThreads                  = 384      // with the warps that copy
 )
 
+// latentSixteen is the entry of latentFamily for output tiles of few rows, after those for queries in one part and in two.
+const latentSixteen = 2
+
 // latentParams is struct LatentParams.
 type latentParams struct {
 	keyMap cuda.TensorMap
@@ -27,16 +30,22 @@ type latentParams struct {
 	_    [16]byte // up to a multiple of mapAlign
 }
 
-// latentConfig returns the configuration of a launch: the ring has two chunks.
-func (e *Engine) latentConfig(dim, parts int) (c config, ok bool) {
-	rows, block := latentRows/parts, latentKeys*128
-	c = config{warps: latentWarps, slots: 2 * dim / 64, buffers: 1, threads: latentThreads}
-	c.shared = (c.slots+dim/64+1)*block + 7*rows*4 + 2*16 + c.slots*16
+// latentConfig returns the configuration of a launch for output tiles of `rows` rows, with queries in so many parts. The rings have what
+// fits.
+func (e *Engine) latentConfig(dim, rows, parts int) (c config, ok bool) {
+	const block, most, statistics = latentKeys * 128, 227 << 10, 2048
+	blocks := dim / 64
+	queries := (blocks+1)*rows*128 + (latentRows-rows)*128 // and weights, and what products read behind them
+	fitting := (most - queries - statistics) / block
+	rests := fitting/blocks + (fitting-fitting/blocks)%2
+	units := (fitting - rests) / 2
+	c = config{warps: latentWarps, slots: units, buffers: 1, threads: latentThreads}
+	c.shared = queries + (2*units+rests)*block + 7*rows/parts*4 + 2*16 + (units+rests)*16
 	return c, c.shared <= e.info.SharedPerBlockMost
 }
 
 func latentFits(e *Engine, k *kernel, dim, rows int) bool {
-	_, ok := e.latentConfig(dim, 1) // with two parts there are fewer statistics
+	_, ok := e.latentConfig(dim, latentRows, 1) // with two parts there are fewer statistics
 	return ok
 }
 
@@ -62,11 +71,12 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 		parts = 1
 	}
 	shape := e.shapeOf(k, g.Dim)
-	c, _ := e.latentConfig(g.Dim, parts) // choose has found the configuration
-	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
-	if parts == 1 && !k.halves && p.form.tileRows <= latentFew && box < shape.keys { // small pages: a quarter of the copies' instructions
-		return p.runLatentColumns(s, o, k, latentFew, 2)
+	entry, rows := parts-1, latentRows
+	if parts == 1 && !k.halves && p.form.tileRows <= latentFew {
+		entry, rows = latentSixteen, latentFew
 	}
+	c, _ := e.latentConfig(g.Dim, rows, parts) // choose has found the configuration
+	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	p.fill(o, &shape, &c, box)
 	a := latentParams{Params: p.params.Params, meet: p.params.meet}
 	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, whole(g.Dim), box); err != nil {
@@ -76,5 +86,5 @@ func (p *Plan) runLatent(s *cuda.Stream, o *Operands, k *kernel) (err error) {
 	cuda.Struct(&p.args, &a)
 	p.hold(o)
 	grid := cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: true}
-	return k.functions[parts-1].Launch(s, grid, &p.args)
+	return k.functions[entry].Launch(s, grid, &p.args)
 }

@@ -26,6 +26,7 @@ type Plan struct {
 	form       form
 	listed     []entries // see lists
 	sched      lean.Plan
+	sequences  int        // if the plan is blockwise, their number
 	tiles      []int64    // scratch of Build
 	covered    []bool     // scratch of Build
 	ordered    []sequence // scratch of Build

@@ -176,8 +176,9 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 		p.works.data = make([]work, p.engine.blocks)
 	}
 	packWorks(&p.sched, seqs, p.works.data)
-	if blocks > 0 {
-		packBlocks(len(seqs), p.works.data)
+	if p.sequences = 0; blocks > 0 {
+		p.sequences = len(seqs)
+		packBlocks(p.sequences, p.works.data)
 	}
 	switch {
 	case g.Invariant:

@@ -112,6 +112,9 @@ func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []L
 			if !ok {
 				break
 			}
+			if p.sequences > 0 {
+				k.Seq, k.Block = k.Seq%p.sequences, k.Seq/p.sequences
+			}
 			l.Blocks[b] = append(l.Blocks[b], Share{number[p.seqs.data[k.Seq].row], k.Head, k.Block, k.Begin, k.End, k.Tiles})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -96,6 +97,33 @@ func testScheduleOf(t *testing.T, m *machine) {
 			}
 		}
 		noError(t, p.Close())
+	}
+}
+
+// Thread blocks have every LeanTile of latents once, also if first output tiles of all sequences come first.
+func TestScheduleOfLatents(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, f := range enginetest.Fakes {
+		info := cuda.Info{Capability: f.Capability, Multiprocessors: f.SMs, SharedPerBlockMost: f.Shared}
+		for _, heads := range []int{16, 65, 100, 128, 200} {
+			for _, most := range []int{1, 3} {
+				const d, v, page = latentDim, latentValue, 64
+				g := attn.Problem{
+					Heads: heads, KVHeads: 1, Dim: d, ValueDim: v, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: attn.Float16,
+					Pages: latentPages(attn.Float16, d, v).Packed(1, page), Query: attn.Strides{Row: heads * d, Head: d}, Out: attn.Strides{Row: heads * v, Head: v}, LSE: attn.Strides{Row: heads, Head: 1},
+				}
+				var seqs []attn.Sequence
+				row := 0
+				for range 1 + rng.IntN(5) {
+					queries := 1 + rng.IntN(most)
+					seqs = append(seqs, sequenceOf(row, queries, queries+rng.IntN(9000), 0))
+					row += queries
+				}
+				got, err := ScheduleOf(info, g, seqs)
+				noError(t, err)
+				checkShares(t, &g, seqs, got)
+			}
+		}
 	}
 }
 
