@@ -80,8 +80,8 @@ type CacheConfig struct {
 	Rewind int
 
 	// Device is the GPU that stores the keys and values, and on which layers compute; nil: host memory, and the CPU. Several
-	// GPUs ([device.Open]) share the keys and values: see Shard. On a GPU, HeadDim and ValueDim are multiples of 8 up to 256; from 9.0 on
-	// not 216, 240 and 248 (float32: fewer). Under the tag cuda, Device may also be MachineGPU().
+	// GPUs ([device.Open]) share the keys and values: see Shard. On a GPU, HeadDim and ValueDim are multiples of 8 up to 256.
+	// Under the tag cuda, Device may also be MachineGPU().
 	Device *device.GPU
 
 	// Shard says how several GPUs share the keys and values. It has no effect with one GPU or none.

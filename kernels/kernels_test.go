@@ -165,8 +165,16 @@ func TestModulesAreOfTheseSources(t *testing.T) {
 		if why := pack.Changed(m.Sources, pack.Sources(files)); why != "" {
 			t.Errorf("the module of %s.cu is not up to date, %s; go -C kernels/build run .", unit, why)
 		}
+		source, err := os.ReadFile(unit + ".cu")
+		if err != nil {
+			t.Fatal(err)
+		}
+		onlyNew := slices.Contains(pack.LeftOut(source), "sm_80") // from 9.0 on alone
 		for capability, magic := range map[int]string{80: "\x7fELF", 86: "\x7fELF", 89: "\x7fELF", 90: "\x7fELF", 100: "//\n"} {
 			image, err := s.image(unit, capability)
+			if onlyNew && capability < 90 && errors.Is(err, ErrNoImage) {
+				continue
+			}
 			if err != nil {
 				t.Error(err)
 				continue
@@ -208,7 +216,7 @@ func TestModulesAreOfTheseSources(t *testing.T) {
 // binary carries.
 const (
 	mostEveryDecode = 4 << 20
-	mostModules     = 16 << 20
+	mostModules     = 17 << 20
 )
 
 // overBudget says what is wrong with the modules of a directory.

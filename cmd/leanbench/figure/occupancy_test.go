@@ -26,8 +26,8 @@ func TestOccupancy(t *testing.T) {
 	if got, err := Occupancy(gpuEngine, 0, s); err != nil || got < 0.95 || got > 1 {
 		t.Errorf("%v (%v)", got, err)
 	}
-	s.Dim, s.Lengths = 216, slices.Repeat([]int{5}, 3)
-	if _, err := Occupancy(gpuEngine, 0, s); err == nil || !strings.Contains(err.Error(), "head dim 216") {
+	s.Dim, s.Lengths = 264, slices.Repeat([]int{5}, 3)
+	if _, err := Occupancy(gpuEngine, 0, s); err == nil || !strings.Contains(err.Error(), "head dim 264") {
 		t.Errorf("error %v", err)
 	}
 }

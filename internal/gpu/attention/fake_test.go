@@ -4,6 +4,7 @@ package attention
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -49,6 +50,8 @@ func TestFakeManyRows(t *testing.T) {
 							name := fmt.Sprintf("lean_%s_%d", gpu.Name(kv), dim)
 							switch {
 							case !has:
+							case slices.Contains(packedDims, dim):
+								name = fmt.Sprintf("%s_%s_%d", packedUnit, gpu.Name(kv), dim)
 							case dim == 128 && rows > 8:
 								name += "_many"
 							case (dim == 64 || dim == 128) && pages > 0 && pages <= prefetchedEntries:

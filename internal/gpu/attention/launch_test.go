@@ -290,7 +290,7 @@ func TestLaunches(t *testing.T) {
 					m.engine.choice, shape = takeBoth, mixedShape(rng, 300)
 				case 3:
 					shape = forkShape(rng, 300, false)
-					o.dense, o.forks, o.page = false, true, enginetest.Pick(rng, 1, 3, 16, 16, 33)
+					o.dense, o.forks, o.page, o.apart = false, true, enginetest.Pick(rng, 1, 3, 16, 16, 33), shape.Dim != shape.ValueDim
 				}
 				o.shape = &shape
 				p := m.newProblem(t, rng, reftest.Normal, o)

@@ -24,7 +24,7 @@ type memory struct {
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil before first use
 	parts    *cuda.Buffer // partials of output tiles of the prefill kernels, after their counters, which are zero between launches; nil before first use
-	spread   *cuda.Buffer // queries and outputs, see runSpread; nil before first use
+	spread   *cuda.Buffer // queries and outputs, see attend; nil before first use
 	sums     *cuda.Buffer // of weights, see measured; zero between launches; nil before first use
 	states   *cuda.Buffer // of shared prefixes, see sharing.states; or of LeanTiles, with batch invariance; nil before first use
 }

@@ -225,12 +225,13 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if err := supports(op, &g, p.engine.kernels); err != nil {
 		return err
 	}
-	spread := spreadsIn(p.engine.kernels, &g)
-	g = spread.problem(g)
 	all, results, shares := seqs, g, p.findPrefixes(&g, seqs, rows)
 	if shares {
 		g, seqs = ownProblem(&g), p.prefixes.own
 	}
+	own, most := g, spreadsIn(p.engine.kernels, &g) // most: of any step
+	spread, wide := p.spreadsFor(&g, seqs), most.problem(g)
+	g = spread.problem(g)
 	form, need, who, err := p.choose(op, &g, seqs, rows)
 	if err != nil {
 		return err
@@ -268,8 +269,8 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.scored.size(&g, &need, &least)
 	p.rotated.size(&g, rows, least.Rows)
 	p.written.size(p.engine, &g, &need, &least, who)
-	parts := p.sizePrefill(&g, who, &least)
-	take := workspaceSize{tileRows: form.kernel.tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.ValueDim, scores: scores, parts: parts}
+	parts := p.sizePrefill(&wide, who, &least)
+	take := workspaceSize{tileRows: form.kernel.tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: wide.ValueDim, scores: scores, parts: parts}
 	if g.Invariant {
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}
@@ -279,18 +280,18 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if g.Measures {
 		form.chunks, take.sums = p.sizeMeasured(&g, &need, &least, form.kernel)
 	}
-	take.spread = spread.bytes(&g, max(need.Rows, least.Rows))
+	take.spread = most.bytes(&wide, max(need.Rows, least.Rows))
 	p.prefixes.size()
 	if shares {
-		form.sharing = p.layPrefixes(&results, &g, rows, form.kernel, who, &need, &least)
-		take.states = form.sharing.states(&g).end
+		form.sharing = p.layPrefixes(&results, &own, rows, form.kernel, who, &need, &least)
+		take.states = form.sharing.states(own.Heads, own.Dim, own.ValueDim).end
 	}
 	if err := p.memory.reserve(p.engine, p.lists(), take); err != nil {
 		return err
 	}
 	form.memory = p.memory.generation
 	if shares {
-		if err := p.buildPrefixes(&g, &form.sharing); err != nil {
+		if err := p.buildPrefixes(&own, &form.sharing); err != nil {
 			p.moved()
 			return err
 		}

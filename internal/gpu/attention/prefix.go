@@ -34,15 +34,15 @@ func (s *sharing) on() bool { return s.generation > 0 }
 // states has the offsets of the buffers of states that the launches exchange, in bytes.
 type states struct{ out, lse, query, prefixOut, prefixLse, end int64 }
 
-func (s *sharing) states(g *attn.Problem) (at states) {
+func (s *sharing) states(heads, dim, valueDim int) (at states) {
 	next := func(rows, width int) (start int64) {
 		const align = 256
 		start = at.end
-		at.end += (int64(rows)*int64(g.Heads)*int64(width)*4 + align - 1) / align * align
+		at.end += (int64(rows)*int64(heads)*int64(width)*4 + align - 1) / align * align
 		return start
 	}
-	at.out, at.lse = next(s.rows, g.ValueDim), next(s.rows, 1)
-	at.query, at.prefixOut, at.prefixLse = next(s.gathered, g.Dim), next(s.gathered, g.ValueDim), next(s.gathered, 1)
+	at.out, at.lse = next(s.rows, valueDim), next(s.rows, 1)
+	at.query, at.prefixOut, at.prefixLse = next(s.gathered, dim), next(s.gathered, valueDim), next(s.gathered, 1)
 	return at
 }
 
@@ -113,7 +113,7 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 // shareable returns the features with which sequences can share prefixes. Merging takes values of any width.
 func shareable(g *attn.Problem) attn.Feature {
 	if !g.Pages.InKeys() {
-		return attn.Shareable | attn.Scaled | attn.MixedKeys
+		return attn.Shareable | attn.OtherValueDim | attn.Scaled | attn.MixedKeys
 	}
 	return attn.Shareable | attn.ValuesInKeys | attn.OtherValueDim | attn.SeveralPlanes | attn.SeveralTypes | attn.Scaled
 }
@@ -124,7 +124,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	x := &p.prefixes
 	x.blocks, x.saved, x.cuts = 0, 0, x.cuts[:0]
 	switch {
-	case rows == 0 || p.fused || isSpread(g) || g.Features()&^shareable(g) != 0:
+	case rows == 0 || p.fused || g.Features()&^shareable(g) != 0:
 		return false
 	case p.recorded && !p.form.sharing.on():
 		return false
@@ -260,7 +260,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
 		return err
 	}
-	if direct := x.plan.form.prefill.first() != nil && !x.plan.form.both; direct != x.direct { // differs from the last step
+	if direct := x.plan.form.prefill.first() != nil && !x.plan.form.both && !x.plan.form.spread.on(); direct != x.direct { // differs from the last step
 		x.direct = direct
 		if err := x.plan.Build(prefixProblem(g, direct), x.seqs, 0); err != nil {
 			p.state = fresh // the plan of prefixes has changed
@@ -280,7 +280,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bool {
 	of := x.plan
 	if !x.isBuilt || of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
-		!of.form.paged || of.form.geometry != prefixProblem(g, x.direct) {
+		!of.form.paged || of.form.geometry != of.form.spread.problem(prefixProblem(g, x.direct)) {
 		return false
 	}
 	pages := of.pages.data // in the order of seqs
@@ -367,7 +367,8 @@ func (e *Engine) loadPrefixes() error {
 func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 	x, g := &p.prefixes, &p.form.geometry
 	share := &p.form.sharing
-	at := share.states(g)
+	width, outWidth := p.form.spread.widths(g)
+	at, query := share.states(g.Heads, width, outWidth), p.form.spread.queries(g)
 	floats := func(begin, end int64) gpu.Memory {
 		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}
 	}
@@ -381,15 +382,15 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 	size := int64(o.Q.DType.Size())
 	x.gather = prefixGatherParams{
 		query: o.Q.Address(), to: shared.Q.Address(), rows: x.gathered.address(&p.memory),
-		queryRow: int64(g.Query.Row) * size, queryHead: int64(g.Query.Head) * size,
-		heads: int32(g.Heads), width: int32(g.Dim * int(size)),
+		queryRow: int64(query.Row) * size, queryHead: int64(query.Head) * size,
+		heads: int32(g.Heads), width: int32(width * int(size)),
 	}
 	x.merge = prefixMergeParams{
 		own: own.Out.Address(), ownLse: own.LSE.Address(), prefix: shared.Out.Address(), prefixLse: shared.LSE.Address(),
 		starts: x.starts.address(&p.memory), slots: x.slots.address(&p.memory),
 		out: o.Out.Address(), lse: o.LSE.AddressOr0(),
 		outRow: int64(share.out.Row), outHead: int64(share.out.Head), lseRow: int64(share.lse.Row), lseHead: int64(share.lse.Head),
-		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.ValueDim), outType: gpu.Code(o.Out.DType),
+		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(outWidth), outType: gpu.Code(o.Out.DType),
 	}
 	if len(p.slopes.data) > 0 {
 		x.merge.slopes, x.merge.shifts = p.slopes.address(&p.memory), x.shifts.address(&p.memory)
@@ -400,10 +401,10 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 	} else if err := launchAround(p, s, o, p.engine.gatherPrefixes, min(share.gathered, most), &x.gather); err != nil {
 		return err
 	}
-	if err := p.launch(s, &own, p.kernelOf(o, true)); err != nil {
+	if err := p.attend(s, &own, p.kernelOf(o, true)); err != nil {
 		return err
 	}
-	if err := x.plan.launch(s, &shared, x.plan.kernelOf(o, true)); err != nil {
+	if err := x.plan.attend(s, &shared, x.plan.kernelOf(o, true)); err != nil {
 		return err
 	}
 	warps := attn.Product(share.rows, g.Heads)

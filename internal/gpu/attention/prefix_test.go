@@ -14,6 +14,12 @@ import (
 func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 	s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
 	s.Heads, s.ValueDim = s.KVHeads*enginetest.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
+	if rng.IntN(4) == 0 { // of no kernel's width
+		s.Dim, s.ValueDim = enginetest.Pick(rng, 40, 48, 72, 112, 160, 248), enginetest.Pick(rng, 24, 48, 72, 112, 160, 192)
+		if rng.IntN(2) == 0 {
+			s.ValueDim = s.Dim
+		}
+	}
 	for range enginetest.Pick(rng, 2, 3, 5, 9) {
 		queries := enginetest.Pick(rng, 0, 1, 1, 1, 1, 1, 3, 20)
 		s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+rng.IntN(longest))
@@ -39,20 +45,23 @@ func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	shared, many, beside, sloped, windowed := 0, 0, 0, 0, 0
+	shared, many, beside, sloped, windowed, spread := 0, 0, 0, 0, 0, 0
 	all := func() bool {
-		return shared > n/8 && (many > 0 && beside > 0 || !m.runsBeside()) && (!scored || n < 40 || sloped > 0 && windowed > 0)
+		return shared > n/8 && (spread > 0 || m.engine.info.Capability < 90 || n < 40) && (many > 0 && beside > 0 || !m.runsBeside()) && (!scored || n < 40 || sloped > 0 && windowed > 0)
 	}
 	for i := range reftest.AtLeast(n, all) {
 		shape := forkShape(rng, longest, scored)
 		in := enginetest.Pick(rng, reftest.AllInputs...)
 		kv := enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0})
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0, apart: shape.Dim != shape.ValueDim})
 		if p.geometry.Tree = attn.HasTrees(p.seqs); rng.IntN(3) == 0 {
 			p.geometry.QueryType = p.query // as in graphs
 		}
 		m.run(t, plan, p)
 		if plan.form.sharing.on() {
+			if plan.form.spread.on() || plan.form.kernel.packed {
+				spread++
+			}
 			if shared++; plan.prefixes.plan.form.prefill.first() != nil {
 				many++
 			}
@@ -85,7 +94,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		p.close(t)
 	}
 	if !all() {
-		t.Errorf("%d problems with prefixes, %d by prefill kernels, %d of these beside decode kernels, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
+		t.Errorf("%d problems with prefixes, %d by prefill kernels, %d of these beside decode kernels, %d with slopes, %d with windows, %d of spread heads", shared, many, beside, sloped, windowed, spread)
 	}
 	noError(t, plan.Close())
 }

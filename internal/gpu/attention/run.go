@@ -38,13 +38,13 @@ func (p *Plan) Lay(query, out, lse attn.Strides) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g, share := &p.form.geometry, &p.form.sharing
+	queries, outputs := &g.Query, &g.Out
 	if of := &p.form.spread; of.on() {
-		of.query, of.out, g.LSE = query, out, lse
-		return
+		queries, outputs = &of.query, &of.out
 	}
-	g.Query = query
+	*queries = query
 	if !share.on() {
-		g.Out, g.LSE = out, lse
+		*outputs, g.LSE = out, lse
 		return
 	}
 	share.out, share.lse = out, lse // the merge writes the results
@@ -113,10 +113,12 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if p.form.sharing.on() {
 		return p.runSharing(s, o)
 	}
-	if p.form.spread.on() {
-		return p.runSpread(s, o)
+	if kv := o.Pages[0].Data.DType; p.form.spread.on() {
+		if k := p.directKernel(o.Q.DType == kv && o.Out.DType == kv); k != nil {
+			return k.family.run(p, s, o, k)
+		}
 	}
-	return p.launch(s, o, p.kernelOf(o, false))
+	return p.attend(s, o, p.kernelOf(o, false))
 }
 
 // launch queues k, after the decode kernel if both run. Operands have been checked.
@@ -206,14 +208,14 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 func (p *Plan) checkLaid(op string, o *Operands) error {
 	g := &p.form.geometry
 	out, lse := g.Out, g.LSE
+	if of := &p.form.spread; of.on() {
+		out = of.out
+	}
 	if share := &p.form.sharing; share.on() {
 		out, lse = share.out, share.lse
 	}
 	if err := p.checkPages(op, &o.Pages); err != nil {
 		return err
-	}
-	if of := &p.form.spread; of.on() {
-		out = of.out
 	}
 	query := p.form.spread.queries(g)
 	if err := o.Q.Check(op, "q", query.Extent(p.reach, g.Heads, g.Pages.KeyDim())); err != nil {
@@ -260,7 +262,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	c, _ := e.configure(shape, p.form.kernel.configured(p.form.tileRows)) // choose has found the configuration
 	a := &p.params
 	box := boxOf(shape.keys, p.form.paged || isFour(g), g.PageTokens)
-	if e.hasCopyEngine() && !isFour(g) {
+	if e.hasCopyEngine() && !isFour(g) && !p.form.kernel.packed {
 		key, value := p.form.spread.rows(g)
 		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, key, box); err != nil {
 			return grid, err

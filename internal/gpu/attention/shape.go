@@ -60,6 +60,7 @@ type shape struct {
 	query   int  // bytes of queries in shared memory, or of scales
 	width   int  // floats between rows of a state in shared memory
 	apart   bool // each copy has one column block
+	packed  bool // a row takes its own bytes alone
 	pairs   bool // two consumer warps share chunks, where there are epilogue warps
 }
 
@@ -115,6 +116,10 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	}
 	if k.row {
 		s.query = rowOperands
+	}
+	if k.packed {
+		s.keys = max(s.keys, 32)
+		s.slot = 2 * s.keys * dim * s.element.Size()
 	}
 	return s
 }

@@ -41,7 +41,7 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	if err := supports(op, &g, e.kernels); err != nil {
 		return Schedule{}, err
 	}
-	spread := spreadsIn(e.kernels, &g)
+	spread := p.spreadsFor(&g, seqs)
 	g = spread.problem(g)
 	form, need, who, err := p.choose(op, &g, seqs, 0)
 	if err != nil {

@@ -73,6 +73,26 @@ func spreadsOf(g *attn.Problem) (s spreads) {
 	return s
 }
 
+// spreadsFor returns the spreads of a step. If no sequence has the rows for a prefill kernel, and a decode kernel is packed for the
+// problem's widths, there are none.
+func (p *Plan) spreadsFor(g *attn.Problem, seqs []attn.Sequence) spreads {
+	s := spreadsIn(p.engine.kernels, g)
+	if p.steady && !p.form.spread.on() {
+		return spreads{} // a recording keeps its launches
+	}
+	queries := 1
+	for i := range seqs {
+		queries = max(queries, seqs[i].Queries)
+	}
+	w := want{problem: g, features: g.Features(), rows: attn.Product(queries, g.Group())}
+	if s.on() && w.rows < prefillRows && !p.steady {
+		if k := p.engine.find(&w); k != nil && k.unit == packedUnit {
+			return spreads{}
+		}
+	}
+	return s
+}
+
 // problem returns g as the kernel sees it. Its pages stay as they are.
 func (s *spreads) problem(g attn.Problem) attn.Problem {
 	if s.on() {
@@ -94,6 +114,14 @@ func widened(s attn.Strides, heads, dim, width int) attn.Strides {
 // isSpread reports whether g is a problem that spreads.problem has changed.
 func isSpread(g *attn.Problem) bool {
 	return g.Dim != g.Pages.KeyDim() || g.ValueDim != g.Pages.Value.Dim
+}
+
+// widths returns the numbers of elements of the caller's queries and outputs.
+func (s *spreads) widths(g *attn.Problem) (query, out int) {
+	if s.on() {
+		return int(s.key.dim), int(s.value.dim)
+	}
+	return g.Dim, g.ValueDim
 }
 
 // queries returns the strides of the caller's queries.
@@ -166,13 +194,11 @@ func (p *Plan) directKernel(same bool) *kernel {
 	return p.form.prefill.direct
 }
 
-// runSpread is launch with spread queries and outputs. Operands have been checked.
-func (p *Plan) runSpread(s *cuda.Stream, o *Operands) error {
+// attend queues attention by k, with spread queries and outputs if the plan has them. Operands have been checked.
+func (p *Plan) attend(s *cuda.Stream, o *Operands, k *kernel) error {
 	g, of := &p.form.geometry, &p.form.spread
-	if kv := o.Pages[0].Data.DType; o.Q.DType == kv && o.Out.DType == kv {
-		if k := p.directKernel(true); k != nil {
-			return k.family.run(p, s, o, k)
-		}
+	if !of.on() {
+		return p.launch(s, o, k)
 	}
 	inner := *o
 	inner.Q = gpu.Memory{Buffer: p.memory.spread, DType: o.Q.DType, Len: g.Query.Extent(p.reach, g.Heads, of.width)}
@@ -184,7 +210,7 @@ func (p *Plan) runSpread(s *cuda.Stream, o *Operands) error {
 	if err := p.launchSpread(s, 0, &a, o.Q.Buffer); err != nil {
 		return err
 	}
-	if err := p.launch(s, &inner, p.kernelOf(&inner, false)); err != nil {
+	if err := p.launch(s, &inner, k); err != nil {
 		return err
 	}
 	a = spreadParams{

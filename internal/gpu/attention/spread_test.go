@@ -56,12 +56,12 @@ func TestSpreadOver(t *testing.T) {
 // testSpread runs heads of widths that no kernel has, and values of other widths than keys: decode and prompts, with masks and
 // changes of scores. GPUs without a copy engine have kernels for them.
 func testSpread(t *testing.T, m *machine, n int, o options) {
-	older := slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.unit == anyUnit })
+	older := !slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.spreads })
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	types, prompts := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}, 0
+	types, prompts, packed, rest := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}, 0, 0, 0
 	defer func() { m.engine.choice = takeFastest }()
-	for i := range reftest.AtLeast(n, func() bool { return prompts > 0 || !m.runsBeside() || older || n < 9 }) {
+	for i := range reftest.AtLeast(n, func() bool { return prompts > 0 && packed > 0 && rest > 0 || !m.runsBeside() || older || n < 9 }) {
 		m.engine.choice = enginetest.Pick(rng, takeFastest, takePrefill)
 		o.kv, o.dense, o.scored = types[i%3], rng.IntN(3) == 0, i%2 == 1
 		var s reftest.Shape
@@ -71,14 +71,14 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 			if s.ValueDim = s.Dim; rng.IntN(3) == 0 {
 				s.ValueDim = 8 * (1 + rng.IntN(32))
 			}
-			if i < 6 {
-				s.Dim = []int{72, 112, 160, 192, 40, 192}[i]
-				s.ValueDim = []int{72, 112, 160, 192, 40, 128}[i]
+			if i < 9 {
+				s.Dim = []int{72, 112, 160, 192, 216, 192, 48, 248, 40}[i]
+				s.ValueDim = []int{72, 112, 160, 192, 216, 128, 48, 72, 40}[i]
 			}
 			g := attn.Problem{Dim: s.Dim, ValueDim: s.ValueDim, Pages: attn.Separate(o.kv, s.Dim, s.ValueDim, attn.PageStrides{}, attn.PageStrides{})}
-			if of := spreadsOf(&g); older && isAny(&g) || !older && of.on() && m.widthFits(o.kv, of.width) {
+			if of := spreadsOf(&g); isAny(&g) && (older || !of.on() || m.widthFits(o.kv, of.width)) {
 				break
-			} else if i < 6 {
+			} else if i < 9 {
 				o.kv = attn.Float16
 			}
 		}
@@ -89,7 +89,13 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 			p.geometry.Unfused = false
 		}
 		m.run(t, plan, p)
-		if plan.form.spread.width < max(s.Dim, s.ValueDim) && !older || older && plan.form.kernel.unit != anyUnit {
+		switch of := spreadsOf(&p.geometry); {
+		case plan.form.kernel.packed:
+			packed++
+		case older || !of.on():
+			rest++
+		}
+		if any := plan.form.kernel.unit == anyUnit; !any && plan.form.spread.width < max(s.Dim, s.ValueDim) && !plan.form.kernel.packed || older && !any {
 			t.Fatalf("%v: %+v, %v", p, plan.form.spread, plan.form.kernel.entries)
 		}
 		if plan.form.prefill.first() != nil {
@@ -142,7 +148,7 @@ func (m *machine) widthFits(kv attn.DType, width int) bool {
 	return ok
 }
 
-// Unfused attention, and older GPUs with wide heads, refuse head dims by name. So do newer GPUs where rows do not fit column blocks.
+// Unfused attention refuses head dims by name, and so do kernels of unit any.
 func TestSpreadRefused(t *testing.T) {
 	for _, c := range []struct {
 		capability int
@@ -155,7 +161,8 @@ func TestSpreadRefused(t *testing.T) {
 		{89, func(g *attn.Problem) { g.Unfused = true }, "with keys of 72 elements and values of 72: unfused"},
 		{86, func(g *attn.Problem) { g.Query.Row = 74 }, "must be multiples of 4"},
 		{90, func(g *attn.Problem) { g.Unfused = true }, "head dim 72"},
-		{100, func(g *attn.Problem) { setDims(g, 240, 240) }, "head dim 240 with values of 240"},
+		{100, func(g *attn.Problem) { setDims(g, 264, 264) }, "head dim 264 with values of 264 is not supported: kernels have multiples of 8 up to 256"},
+		{90, func(g *attn.Problem) { setDims(g, 216, 216); g.Invariant = true }, "with keys of 216 elements and values of 216: batch invariance"},
 		{90, func(g *attn.Problem) { g.Query.Row = 74 }, "must be multiples of 4"},
 		{90, func(g *attn.Problem) { g.Out.Head = 71 }, "must be multiples of 4"},
 	} {
@@ -169,7 +176,7 @@ func TestSpreadRefused(t *testing.T) {
 
 // TestGPUAnyHeads: the kernels of GPUs without a copy engine, whose PTX a driver of 9.0 compiles (see emulated.Images).
 func TestGPUAnyHeads(t *testing.T) {
-	m := otherGPU(t, anyUnit, func(k kernel) bool { return k.unit == anyUnit || k.spreads })
+	m := otherGPU(t, anyUnit, func(k kernel) bool { return k.unit == anyUnit || k.spreads || k.packed })
 	testSpread(t, m, enginetest.OrShort(300, 30), options{work: 3e6, longest: 3000})
 }
 
@@ -181,10 +188,12 @@ func TestGPUSpread(t *testing.T) {
 // graphs of 8 launches.
 func BenchmarkGPUSpread(b *testing.B) {
 	m := realGPU(b)
-	for _, c := range []struct{ batch, heads, kv, keys, page, dim, value int }{
-		{16, 32, 8, 8192, 64, 128, 128}, {16, 32, 8, 8192, 64, 48, 48}, {16, 32, 8, 8192, 64, 72, 72}, {16, 32, 8, 8192, 64, 112, 112}, {16, 32, 8, 8192, 16, 112, 112},
-		{16, 32, 8, 8192, 64, 160, 160}, {16, 32, 8, 8192, 64, 192, 192}, {16, 32, 8, 8192, 64, 192, 128}, {6, 48, 48, 16384, 64, 40, 40}, {1, 32, 8, 8192, 64, 112, 112},
-	} {
+	type shape struct{ batch, heads, kv, keys, page, dim, value int }
+	shapes := []shape{{16, 32, 8, 8192, 16, 112, 112}, {16, 32, 8, 8192, 64, 192, 128}, {6, 48, 48, 16384, 64, 40, 40}, {1, 32, 8, 8192, 64, 112, 112}, {16, 8, 1, 65536, 64, 128, 128}, {16, 32, 1, 65536, 64, 128, 128}, {16, 32, 1, 16384, 64, 128, 128}}
+	for _, dim := range []int{128, 48, 72, 80, 96, 112, 144, 160, 176, 192, 208, 216, 224, 240, 256} {
+		shapes = append(shapes, shape{16, 32, 8, 8192, 64, dim, dim})
+	}
+	for _, c := range shapes {
 		b.Run(fmt.Sprintf("b%d_h%d_%d_n%d_p%d_d%d_%d", c.batch, c.heads, c.kv, c.keys, c.page, c.dim, c.value), func(b *testing.B) {
 			g := attn.Problem{
 				Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.value, PageTokens: c.page, Scale: 0.09, Mask: attn.Mask{Causal: true},

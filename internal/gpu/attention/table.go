@@ -24,6 +24,7 @@ type kernel struct {
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
 	pages      bool // a chunk of keys may be in such pages
+	packed     bool // rows of keys lie in shared memory as in pages, without column blocks
 	row        bool // output tiles have one row, and launches are long: see longReads
 	capability versions
 	tile       tile
@@ -134,6 +135,7 @@ func (k *kernel) configured(rows int) int {
 
 const (
 	decodeUnit         = "lean" // every plan needs this module
+	packedUnit         = "packed"
 	decodeVariantUnit  = "lean_variant"
 	measuredUnit       = "measured"
 	latentUnit         = "latent"
@@ -167,7 +169,6 @@ const (
 var (
 	ampere      = versions{80, math.MaxInt, 0}  // 8.0 and newer
 	hopper      = versions{90, 90, 0}           // 9.0: products of warp groups
-	older       = versions{80, 89, 0}           // without a copy engine
 	largeShared = versions{80, 80, 0}           // 8.0: two thread blocks have 81 KB of shared memory each
 	smallShared = versions{81, math.MaxInt, 90} // 8.1 and newer, without 9.0: two thread blocks have 49 KB each
 )
@@ -177,6 +178,9 @@ const prefillRows = BlockRows + 1
 
 // headDims are the head dims that kernels have.
 var headDims = []int{64, 80, 96, 128, 256}
+
+// packedDims are the head dims of decode kernels whose rows of keys are no whole column blocks.
+var packedDims = []int{32, 48, 80, 112, 160, 192, 240}
 
 // table has a line for each kernel.
 var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), fourLines(), latentLines(), anyLines(), unfusedLines())
@@ -297,6 +301,14 @@ func decodeLines() (lines []kernel) {
 	add(kernel{unit: decodeUnit, features: rowFeatures, paged: true, row: true, capability: hopper, tile: row}, "_row_paged", gpu.Halves, 64)
 	add(kernel{unit: decodeUnit, features: rowFeatures, row: true, capability: hopper, tile: row}, "_row", gpu.Halves, 64)
 	add(kernel{unit: decodeUnit, features: decodeFeatures, paged: true, capability: hopper, tile: plain}, "_paged", gpu.Halves, 64, 128)
+	for _, kv := range gpu.Halves {
+		for _, dim := range packedDims {
+			lines = append(lines, kernel{
+				family: &decodeFamily, unit: packedUnit, entries: []string{fmt.Sprintf("packed_%s_%d", gpu.Name(kv), dim)}, kv: kv, dims: []int{dim},
+				packed: dim%64 > 0, capability: hopper, tile: plain, features: decodeFeatures,
+			})
+		}
+	}
 	add(kernel{unit: decodeUnit, features: decodeFeatures, capability: ampere, tile: plain}, "", gpu.Types, headDims...)
 
 	// With batch invariance kernels are slower, and have no sink tokens.
@@ -397,11 +409,11 @@ func latentLines() (lines []kernel) {
 	return lines
 }
 
-// anyLines returns the lines of the kernels for heads of other widths than headDims.
+// anyLines returns the lines of the kernels for heads of other widths than headDims. From 9.0 on, most such heads are spread.
 func anyLines() (lines []kernel) {
 	for _, kv := range gpu.Types {
 		lines = append(lines, kernel{
-			family: &latentAnyFamily, unit: anyUnit, entries: []string{"any_" + gpu.Name(kv)}, kv: kv, anyWidth: true, capability: older,
+			family: &latentAnyFamily, unit: anyUnit, entries: []string{"any_" + gpu.Name(kv)}, kv: kv, anyWidth: true, capability: ampere,
 			tile: tile{rows: latentAnyRows}, chunk: latentAnyKeys, features: decodeFeatures | attn.OtherValueDim | scoredFeatures, scored: true, changes: true,
 		})
 	}
@@ -424,7 +436,7 @@ func unfusedLines() (lines []kernel) {
 func kernelsOf(capability int) (all []kernel) {
 	for _, k := range table {
 		if k.capability.have(capability) {
-			k.spreads = (k.family == &decodeFamily || k.family == &prefillFamily) && capability >= 90 && k.tile.warps == 0 // by the copy engine
+			k.spreads = (k.family == &decodeFamily || k.family == &prefillFamily) && capability >= 90 && k.tile.warps == 0 && !k.packed // by the copy engine
 			all = append(all, k)
 		}
 	}
@@ -540,7 +552,9 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	var dims []int
 	multiple, spread := 0, false
-	anyHeads := isAny(g) && slices.ContainsFunc(kernels, func(k kernel) bool { return k.unit == anyUnit })
+	spreads := spreadsOf(g)
+	anyHeads := isAny(g) && slices.ContainsFunc(kernels, func(k kernel) bool { return k.unit == anyUnit }) &&
+		!(spreads.on() && slices.ContainsFunc(kernels, func(k kernel) bool { return k.spreads }))
 	if anyHeads {
 		can.Name += fmt.Sprintf(" with keys of %d elements and values of %d", g.Dim, g.ValueDim)
 	}
@@ -571,10 +585,9 @@ func refusal(op string, w *want, kernels []kernel) error {
 	if w.features&attn.ValuesInKeys != 0 {
 		return bad("keys of %d elements with values of %d in them: kernels have multiples of 8, up to %d and %d, and of %d for values of %v", g.Dim, g.ValueDim, latentDim, latentValue, latentGroup, attn.E4M3)
 	}
-	switch of := spreadsOf(g); {
-	case of.on() && spread, anyHeads && headWidths(g), g.Dim == g.ValueDim && slices.Contains(dims, g.Dim):
-	case spread:
-		return bad("head dim %d with values of %d is not supported: kernels have head dims %v, and multiples of 8 that lie in column blocks of a larger one evenly", g.Dim, g.ValueDim, dims)
+	slices.Sort(dims)
+	switch {
+	case spreads.on() && spread, anyHeads && headWidths(g), g.Dim == g.ValueDim && slices.Contains(dims, g.Dim):
 	case anyHeads:
 		return bad("head dim %d with values of %d is not supported: kernels have multiples of 8 up to %d", g.Dim, g.ValueDim, mostHead)
 	default:
