@@ -152,7 +152,7 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
   // take many copies.
   __device__ static __forceinline__ void produceKeys(const PrefillParams& p, const Shared& sh, const Range& range, int warp, int lane) {
     constexpr int OUTSIDE = 0x7ffffff0; // of the array: zeros
-    const u64 policy = readAgain();
+    const u64 policy = p.streamed ? readOnce() : readAgain();
     const int boxes = KEYS >> (31 - __clz(p.box));
     PipelineState stage;
     Tile t;

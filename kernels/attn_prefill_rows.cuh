@@ -35,6 +35,7 @@ struct PrefillParams {
   int beside;               // the launch ahead is the decode kernel (attn_lean.cuh), of the same step: see attn_prefill.cuh, which alone is told so
   const void *keys, *values; // where threads bring them
   const int* rows;           // of each row of a sequence, the row of queries; null: the same
+  int streamed;              // keys and values don't fit in the L2 cache, and one output tile alone reads each of them
 };
 
 // Of kernels whose Variant has scores. If scores change, p.scale is for scores of base 4.

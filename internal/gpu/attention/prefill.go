@@ -63,7 +63,8 @@ type prefillParams struct {
 	scale, natural                                            float32
 	beside                                                    int32
 	keys, values, rows                                        uint64 // addresses
-	_                                                         [56]byte
+	streamed                                                  int32
+	_                                                         [52]byte
 }
 
 // scoredPrefillParams is struct ScoredPrefillParams.
@@ -176,6 +177,7 @@ type prefilled struct {
 	prefillGrid     int           // thread blocks of the launch
 	owners          []int32       // the block of each output tile
 	prefillSections []int32       // index of each section's first output tile
+	single          bool          // no sequence has two output tiles of a head
 
 	steady bool   // a plan of prefixes in a recording: Build must not change its launches
 	uncut  bool   // a plan of prefixes: prefixes are cut into pieces, so output tiles are not cut
@@ -289,6 +291,9 @@ func (p *Plan) prefillArguments(o *Operands, k *kernel) error {
 	}
 	if p.form.both || p.form.beside {
 		a.beside = 1
+	}
+	if p.single && p.streams(g) {
+		a.streamed = 1
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
 	return nil

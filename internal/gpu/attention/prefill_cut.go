@@ -238,11 +238,12 @@ func (p *Plan) listFronts(g *attn.Problem, seqs []sequence, rows int) {
 // has capacity for their keys and values. In a section long output tiles come first. The last section has enough output
 // tiles that the short ones at its end balance the blocks.
 func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, rows int) {
-	p.outputs, p.prefillSections = p.outputs[:0], append(p.prefillSections[:0], 0)
+	p.outputs, p.prefillSections, p.single = p.outputs[:0], append(p.prefillSections[:0], 0), true
 	group, bytes := g.Group(), 0
 	for n := from; n < len(seqs); n++ {
 		s := &seqs[n]
 		all := int(s.queries) * group
+		p.single = p.single && all <= rows
 		for head := range g.KVHeads {
 			if bytes += int(s.keys) * tokenBytes(g); bytes > prefillSection {
 				p.prefillSections = append(p.prefillSections, int32(len(p.outputs)))

@@ -145,3 +145,23 @@ func TestReservePrefill(t *testing.T) {
 		t.Errorf("%d output tiles and %d bytes without a kernel", tiles, parts)
 	}
 }
+
+// TestFakeStreamed: prefill kernels let the L2 cache evict keys first that one output tile alone reads, if they do not fit.
+func TestFakeStreamed(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 132, 227<<10)
+	m.engine.info.L2Bytes = 50 << 20
+	m.engine.choice = takePrefill
+	for _, c := range []struct {
+		queries, keys    int
+		single, streamed bool
+	}{{1, 1 << 17, true, true}, {4, 1 << 17, true, true}, {5, 1 << 17, false, true}, {1, 1 << 12, true, false}} {
+		g := paged(32, 1, 128)
+		s := attn.Sequence{Queries: c.queries, Keys: c.keys, Pages: make([]int32, c.keys/g.PageTokens)}
+		p := m.engine.NewPlan()
+		noError(t, p.Build(g, []attn.Sequence{s}, c.queries))
+		if p.form.prefill.first() == nil || p.single != c.single || p.streams(&g) != c.streamed {
+			t.Errorf("%+v: %v, %v", c, p.single, p.streams(&g))
+		}
+		noError(t, p.Close())
+	}
+}

@@ -292,6 +292,11 @@ func (p *Plan) hold(o *Operands) {
 	}
 }
 
+// streams reports whether the step's keys and values don't fit in the L2 cache.
+func (p *Plan) streams(g *attn.Problem) bool {
+	return p.liveKeys*g.KVHeads*tokenBytes(g) > p.engine.info.L2Bytes/2
+}
+
 // fill writes the kernels' parameters, except the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a, g, m := &p.params, &p.form.geometry, &p.memory
@@ -327,7 +332,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if p.anyAppend && p.appended == o.Pages {
 		a.early = 1
 	}
-	if bytes := p.liveKeys * g.KVHeads * tokenBytes(g); bytes > p.engine.info.L2Bytes/2 {
+	if p.streams(g) {
 		a.streamed = 1
 	}
 	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
