@@ -92,6 +92,9 @@ func Packing(m *Matrix, columns int) (p Packed, err error) {
 	if columns < 1 || m.Len < columns || m.Len%columns != 0 {
 		return p, attn.Errorf(op, attn.ErrShape, "%d elements in rows of %d", m.Len, columns)
 	}
+	if block := m.Format.Block(); columns%block != 0 {
+		return p, attn.Errorf(op, attn.ErrShape, "rows of %d elements of %v, want a multiple of %d", columns, m.Format, block)
+	}
 	l := &packings[m.Format]
 	p = Packed{Format: m.Format, Rows: m.Len / columns, Columns: columns, Kernels: l.kernels, Chunks: attn.Ceil(columns, l.columns), Group: l.group, Groups: 1, Kind: l.kind, Zero: l.zero, Factor: 2, Super: l.super}
 	if m.Format.HasScales() {

@@ -154,6 +154,7 @@ func TestPack(t *testing.T) {
 		"a format without kernels": {Matrix{Format: Float16, Len: 256}, 256, attn.ErrUnsupported},
 		"a part of a row":          {Matrix{Format: Int8, Len: 100}, 64, attn.ErrShape},
 		"no columns":               {Matrix{Format: Int8}, 0, attn.ErrShape},
+		"a part of a block":        {Matrix{Format: Q5_K, Len: 2 * 1056}, 1056, attn.ErrShape},
 		"too many rows":            {Matrix{Format: Int8, Len: math.MaxInt32}, 1, attn.ErrShape},
 	} {
 		if _, err := Packing(&c.m, c.columns); !errors.Is(err, c.want) {

@@ -49,7 +49,7 @@ func testNarrowChain(t *testing.T, m *machine, d *Engine, replays int, shapes []
 		most = max(most, rows)
 	}
 	for _, s := range shapes {
-		widest = max(widest, s[0])
+		widest = max(widest, attn.Ceil(s[0], 256)*256)
 	}
 	x := m.random(t, rng, attn.Float32, most*widest, 1).Memory
 	memory := []gpu.Memory{x}
@@ -58,7 +58,7 @@ func testNarrowChain(t *testing.T, m *machine, d *Engine, replays int, shapes []
 	need := 0
 	for _, f := range packable() {
 		for _, s := range shapes {
-			in, out := s[0], s[1]
+			in, out := attn.Ceil(s[0], f.Block())*f.Block(), s[1]
 			p, w := m.putPacked(t, rng, f, in, out)
 			memory = append(memory, w)
 			for _, rows := range someRows {
