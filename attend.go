@@ -135,6 +135,7 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	values = values[:first]
 	if gpu != nil {
+		a, c := a, c // on the heap for calls on GPUs alone
 		return attendDevice(op, gpu, append([]G.Value(nil), values...), &a, &c)
 	}
 	var t tensors
