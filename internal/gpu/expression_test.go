@@ -26,8 +26,9 @@ type at struct {
 
 // writtenParams is struct WrittenParams.
 type writtenParams struct {
+	_                    [2]uint64 // sums of measured weights, and their number
 	tensors              [4]uint64
-	lists, starts, tiles uint64
+	lists, blocks, tiles uint64
 	sizes                [16]int32
 	numbers              [192]uint32
 }
