@@ -110,7 +110,7 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
 	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
 	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrShape, "pages with keys of 64"},
-	{func(g *attn.Problem) { setDims(g, 216, 216) }, attn.ErrUnsupported, "head dim 216 with values of 216"},
+	{func(g *attn.Problem) { setDims(g, 264, 264) }, attn.ErrUnsupported, "head dim 264 with values of 264"},
 	{func(g *attn.Problem) { setDims(g, 260, 64) }, attn.ErrUnsupported, "head dim 260 with values of 64"},
 	{func(g *attn.Problem) { setDims(g, 64, 128) }, attn.ErrUnsupported, "values must lie as keys do"},
 	{func(g *attn.Problem) {
