@@ -243,12 +243,13 @@ static void elementwise(const char *name, void **params) {
 }
 
 static result launch(struct object *fn, unsigned blocks, void **params) {
-	int dim = 0; // of lean_<type>_<dim>, and of what may follow
-	sscanf(fn->name, "lean_%*[^_]_%d", &dim);
+	int dim = 0; // of lean_<type>_<dim> and packed_<type>_<dim>, and of what may follow
+	char type[8] = "";
+	if (sscanf(fn->name, "lean_%7[^_]_%d", type, &dim) < 2) sscanf(fn->name, "packed_%7[^_]_%d", type, &dim);
 	if (!strcmp(fn->name, "append_rows")) append(params[0], blocks);
-	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, BF16, dim);
-	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, F16, dim);
-	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, F32, dim);
+	else if (!strcmp(type, "bf16")) attend(params[0], blocks, BF16, dim);
+	else if (!strcmp(type, "f16")) attend(params[0], blocks, F16, dim);
+	else if (!strcmp(type, "f32")) attend(params[0], blocks, F32, dim);
 	else if (!strcmp(fn->name, "copy_pieces")) return copy_pieces(params[0], blocks, current);
 	else elementwise(fn->name, params);
 	return OK;
