@@ -327,7 +327,7 @@ func TestBadInputValues(t *testing.T) {
 	p := graphtest.NewProblem(rng, dense(2, 1, 4, 4, 1, 40, 3), graphtest.Spec{Capacity: 40})
 	g := p.Attention(t)
 	l := graphtest.LengthsOf(tensor.Int, p.Keys)
-	op, lseOp := g.Out.Op(), g.LSE.Op()
+	op, outputOp := g.Out.Op(), g.LSE.Op()
 	scalar := G.NewF32(1)
 	for _, c := range []struct {
 		name string
@@ -376,7 +376,7 @@ func TestBadInputValues(t *testing.T) {
 		}
 	}
 	for _, in := range [][]G.Value{nil, {nil}, {p.InQ}, {scalar}, {p.InQ, p.InQ}} {
-		_, err := lseOp.Do(in...)
+		_, err := outputOp.Do(in...)
 		wantError(t, err, la.ErrState, "Attention", "log-sum-exp")
 	}
 }

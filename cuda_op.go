@@ -173,10 +173,10 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 }
 
 // machineLSE is [LogSumExp] of attention on the machine.
-type machineLSE struct{ *lseOp }
+type machineLSE struct{ *outputOp }
 
 // placeLSE puts the op on the machine if the attention is on the machine.
-func placeLSE(op *lseOp, out *G.Node) G.Op {
+func placeLSE(op *outputOp, out *G.Node) G.Op {
 	switch out.Op().(type) {
 	case *machineAttention, *machineCached:
 		return &machineLSE{op}

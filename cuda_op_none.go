@@ -11,7 +11,7 @@ import (
 
 func placeAttention(op *attentionOp, _, _, _ *G.Node) G.Op { return op }
 func placeCached(op *cachedOp) G.Op                        { return op }
-func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
+func placeLSE(op *outputOp, _ *G.Node) G.Op                { return op }
 
 // placePages makes the pages of a cache that is not in host memory.
 func placePages(op string, _ *Cache, l *cacheLayout) (kvstore.Store, error) {

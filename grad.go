@@ -70,7 +70,7 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 }
 
 // SymDiff adds the nodes of the gradients (tape machine).
-func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err error) {
+func (op *outputOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err error) {
 	name := op.of + ".SymDiff"
 	defer errs.RecoverTo(name, &err)
 	a := op.attention
@@ -119,13 +119,13 @@ func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, input
 	return grads, nil
 }
 
-// lseChildren are the children of an [lseOp] on attention node out: v has no
+// lseChildren are the children of an [outputOp] on attention node out: v has no
 // part in a log-sum-exp.
 func lseChildren(out *G.Node, inputs []*G.Node) []*G.Node {
 	return append([]*G.Node{out, inputs[0], inputs[1]}, inputs[3:]...)
 }
 
-// lseInputTypes are the types of an lseOp's children but the first.
+// lseInputTypes are the types of an outputOp's children but the first.
 func (op *attentionOp) lseInputTypes() []hm.Type {
 	t := []hm.Type{
 		G.TensorType{Dims: op.rank, Of: hm.TypeVariable('d')},
@@ -151,7 +151,7 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 
 // DiffWRT: of a cache everything, since false would drop its part of a sum's
 // gradient without a word; else all inputs of the attention but v, as the output has its own.
-func (op *lseOp) DiffWRT(n int) []bool {
+func (op *outputOp) DiffWRT(n int) []bool {
 	if op.attention == nil {
 		return firstThree(n)
 	}
@@ -586,7 +586,7 @@ func (op *attentionOp) DoDiff(_ G.ExecutionContext, in G.Nodes, out *G.Node) (er
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
-func (op *lseOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err error) {
+func (op *outputOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err error) {
 	name := op.of + ".DoDiff"
 	defer errs.RecoverTo(name, &err)
 	a := op.attention

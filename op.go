@@ -148,8 +148,8 @@ type attentionOp struct {
 	config
 	constant     [roles]bool                      // inputs that are constants: they have no gradient
 	tensorShapes [variant.MaxTensors]tensor.Shape // of the variant
-	lse          lseStore
-	entropy      lseStore
+	lse          outputStore
+	entropy      outputStore
 	mass         massStore
 	graded       atomic.Bool  // there are nodes of gradients
 	stale        func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil

@@ -176,8 +176,8 @@ type cachedOp struct {
 	rows kvstore.Rows
 	config
 	call    int // two nodes with the same arguments stay two
-	lse     lseStore
-	entropy lseStore
+	lse     outputStore
+	entropy outputStore
 	mass    massStore
 
 	memory ongpu.Node // of the output and the log-sum-exp on a GPU

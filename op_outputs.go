@@ -24,30 +24,31 @@ import (
 )
 
 // logs returns the store for the log-sum-exp of a run; nil if no node reads it.
-func (op *attentionOp) logs() *lseStore { return op.lse.asked() }
+func (op *attentionOp) logs() *outputStore { return op.lse.asked() }
 
-// lseStore passes the log-sum-exp from an attention op to the op of its node, because an op of Gorgonia has one output. Clones of a graph
-// share their ops and may run at the same time. So the store keeps each log-sum-exp with its output, while something refers to the output.
-type lseStore struct {
+// outputStore passes an output beside the result, such as the log-sum-exp, from an attention op to the op of the output's node, because an op
+// of Gorgonia has one output. Clones of a graph share their ops and may run at the same time. So the store keeps each value with the result of
+// its run, while something refers to the result. A result on a GPU keeps the value itself.
+type outputStore struct {
 	wanted atomic.Bool // a node asks for it
 	mu     sync.Mutex
 	of     map[weak.Pointer[tensor.Dense]]G.Value
 }
 
-// asked returns s if a node reads the log-sum-exp, else nil.
-func (s *lseStore) asked() *lseStore {
+// asked returns s if a node reads the output, else nil.
+func (s *outputStore) asked() *outputStore {
 	if s.wanted.Load() {
 		return s
 	}
 	return nil
 }
 
-func (s *lseStore) put(kind outputKind, result, logs G.Value) {
+func (s *outputStore) put(kind outputKind, result, output G.Value) {
 	if s == nil {
 		return
 	}
-	if d, ok := ongpu.Of(result); ok { // a new one at each run, with room for it
-		*kind.of(d) = ongpu.Must(logs)
+	if d, ok := ongpu.Of(result); ok { // a new tensor at each run
+		*kind.of(d) = ongpu.Must(output)
 		return
 	}
 	out := result.(*tensor.Dense)
@@ -56,21 +57,21 @@ func (s *lseStore) put(kind outputKind, result, logs G.Value) {
 	if s.of == nil {
 		s.of = make(map[weak.Pointer[tensor.Dense]]G.Value)
 	}
-	for p := range s.of { // runs whose log-sum-exp nobody asked for
+	for p := range s.of { // results whose output no node has taken
 		if p.Value() == nil {
 			delete(s.of, p)
 		}
 	}
-	s.of[weak.Make(out)] = logs
+	s.of[weak.Make(out)] = output
 }
 
-// take removes and returns the log-sum-exp of out. A value is returned once, since the node that gets it may overwrite it.
-func (s *lseStore) take(kind outputKind, out G.Value) G.Value {
+// take removes and returns the output beside out. A value is returned once, since the node that gets the value may overwrite it.
+func (s *outputStore) take(kind outputKind, out G.Value) G.Value {
 	if d, ok := ongpu.Of(out); ok {
 		at := kind.of(d)
-		if lse := *at; lse != nil {
+		if t := *at; t != nil {
 			*at = nil
-			return lse.Value()
+			return t.Value()
 		}
 	}
 	o, ok := out.(*tensor.Dense)
@@ -121,20 +122,20 @@ func LogSumExp(out *G.Node) (lse *G.Node, err error) {
 		if v := c.score.Variant; v != nil && v.Unnormalised {
 			return nil, errs.Errorf(op, ErrUnsupported, "the attention has a Variant that is Unnormalised: its weights have no sum")
 		}
-		l := &lseOp{of: "CachedAttention", inRank: out.Dims(), dtype: c.rows.LSEType(), shape: c.rows.LSEShape(), from: &c.lse}
-		return newLSE(l, out, out)
+		l := &outputOp{of: "CachedAttention", inRank: out.Dims(), dtype: c.rows.LSEType(), shape: c.rows.LSEShape(), from: &c.lse}
+		return newOutput(l, out, out)
 	}
 	return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
 }
 
 // lseNode is the node of the log-sum-exp of the attention node out, whose inputs are given: its gradients are in them.
 func (op *attentionOp) lseNode(out *G.Node, inputs G.Nodes) (*G.Node, error) {
-	l := &lseOp{of: "Attention", inRank: op.rank, dtype: operand.LSEType(op.query), shape: op.lseShape(), from: &op.lse, attention: op}
-	return newLSE(l, out, lseChildren(out, inputs)...)
+	l := &outputOp{of: "Attention", inRank: op.rank, dtype: operand.LSEType(op.query), shape: op.lseShape(), from: &op.lse, attention: op}
+	return newOutput(l, out, lseChildren(out, inputs)...)
 }
 
-// newLSE adds a node of a log-sum-exp to the graph.
-func newLSE(op *lseOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
+// newOutput adds a node of a log-sum-exp to the graph.
+func newOutput(op *outputOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
 	n, err := ongpu.Apply(op.of, placeLSE(op, out), children...)
 	if err == nil {
 		op.from.wanted.Store(true)
@@ -221,29 +222,29 @@ func Mass(out *G.Node, places int) (mass *G.Node, err error) {
 	if !of.masses.places.CompareAndSwap(0, int32(places)) && of.masses.places.Load() != int32(places) {
 		return nil, errs.Errorf(op, ErrOption, "%d places, and a node for %d is there", places, of.masses.places.Load())
 	}
-	l.kind, l.from, l.shape = masses, &of.masses.lseStore, append(l.shape, places)
+	l.kind, l.from, l.shape = masses, &of.masses.outputStore, append(l.shape, places)
 	return of.ask(l, out)
 }
 
 const maxPlaces = 1 << 20
 
-// massStore is the store for attention mass, and the places of a query; 0: no node has asked.
+// massStore is the store for attention mass, with the number of places of a query; 0: no node has asked.
 type massStore struct {
-	lseStore
+	outputStore
 	places atomic.Int32
 }
 
 // outputStores are the stores of a node of attention, and the number of its keys; 0: a cache's.
 type outputStores struct {
-	entropies *lseStore
+	entropies *outputStore
 	masses    *massStore
 	keys      int
 	measure   func() // changes the plan of a layer on a GPU; nil: it need not change
 }
 
 // ask adds the node of an output to the graph.
-func (of *outputStores) ask(l *lseOp, out *G.Node) (*G.Node, error) {
-	n, err := newLSE(l, out, out)
+func (of *outputStores) ask(l *outputOp, out *G.Node) (*G.Node, error) {
+	n, err := newOutput(l, out, out)
 	if err == nil && of.measure != nil {
 		of.measure()
 	}
@@ -251,8 +252,8 @@ func (of *outputStores) ask(l *lseOp, out *G.Node) (*G.Node, error) {
 }
 
 // outputOf describes the attention of a node to the engine, and an output beside the result with a number for each query and head.
-func outputOf(op string, out *G.Node) (g attn.Problem, l *lseOp, of outputStores, err error) {
-	l = &lseOp{inRank: out.Dims()}
+func outputOf(op string, out *G.Node) (g attn.Problem, l *outputOp, of outputStores, err error) {
+	l = &outputOp{inRank: out.Dims()}
 	switch x := out.Op().(type) {
 	case interface{ attention() *attentionOp }:
 		a := x.attention()
@@ -276,39 +277,39 @@ func outputOf(op string, out *G.Node) (g attn.Problem, l *lseOp, of outputStores
 	return g, l, of, nil
 }
 
-// lseOp is the node of [LogSumExp], [Entropy] or [Mass]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
-// the store. Its other inputs are those of the attention, for the gradient.
-type lseOp struct {
+// outputOp is the node of [LogSumExp], [Entropy] or [Mass]. The first input is the result of the attention, so the node runs after the
+// attention. The value comes through the store. The other inputs are those of the attention, for the gradient.
+type outputOp struct {
 	graph.Plain
 	of     string
 	inRank int
 	dtype  tensor.Dtype
 	shape  tensor.Shape
-	from   *lseStore
+	from   *outputStore
 
 	kind      outputKind
 	attention *attentionOp // nil: of a cache, or no log-sum-exp, without gradient
 }
 
 // ReadsFirst implements [ongpu.FirstOp]: the other inputs are for the gradient.
-func (op *lseOp) ReadsFirst() {}
+func (op *outputOp) ReadsFirst() {}
 
-func (op *lseOp) Arity() int {
+func (op *outputOp) Arity() int {
 	if op.attention == nil {
 		return 1
 	}
 	return op.attention.Arity() // for v the output
 }
 
-func (op *lseOp) Type() hm.Type {
+func (op *outputOp) Type() hm.Type {
 	args := []hm.Type{G.TensorType{Dims: op.inRank, Of: hm.TypeVariable('a')}}
 	if op.attention != nil {
 		args = append(args, op.attention.lseInputTypes()...)
 	}
 	return hm.NewFnType(append(args, G.TensorType{Dims: len(op.shape), Of: op.dtype})...)
 }
-func (op *lseOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
-func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
+func (op *outputOp) InferShape(...G.DimSizer) (tensor.Shape, error) { return op.shape.Clone(), nil }
+func (op *outputOp) Do(in ...G.Value) (G.Value, error) {
 	if len(in) > 0 {
 		if t := op.from.take(op.kind, in[0]); t != nil {
 			return t, nil
@@ -316,17 +317,17 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 	}
 	return nil, errs.Errorf(op.of, ErrState, "the "+op.what()+" was asked for before the attention ran")
 }
-func (op *lseOp) WriteHash(h hash.Hash) {
+func (op *outputOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.LSE of %s %v %v kind %d", op.of, op.dtype, op.shape, op.kind)
 }
-func (op *lseOp) Hashcode() uint32 { return graph.Hashcode(op) }
-func (op *lseOp) String() string   { return [...]string{"LSE", "Entropy", "Mass"}[op.kind] }
+func (op *outputOp) Hashcode() uint32 { return graph.Hashcode(op) }
+func (op *outputOp) String() string   { return [...]string{"LSE", "Entropy", "Mass"}[op.kind] }
 
-func (op *lseOp) what() string {
+func (op *outputOp) what() string {
 	return [...]string{"log-sum-exp", "entropy", "attention mass"}[op.kind]
 }
 
-// outputKind is what an lseOp is of.
+// outputKind is the kind of an output beside the result of attention.
 type outputKind int
 
 const (
@@ -343,6 +344,6 @@ func (k outputKind) of(d *ongpu.Tensor) **ongpu.Tensor {
 var (
 	_ G.SDOp = (*attentionOp)(nil)
 	_ G.ADOp = (*attentionOp)(nil)
-	_ G.SDOp = (*lseOp)(nil)
-	_ G.ADOp = (*lseOp)(nil)
+	_ G.SDOp = (*outputOp)(nil)
+	_ G.ADOp = (*outputOp)(nil)
 )

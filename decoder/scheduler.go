@@ -49,10 +49,11 @@ type queued struct {
 	wait  func() (chosen []int, err error)
 }
 
-// usualTime is about the least time that a queued step of some texts took lately, and the time in which the host queues one.
+// usualTime has the times of queued steps of one number of texts.
 type usualTime struct {
-	texts       int
-	step, queue time.Duration
+	texts int
+	step  time.Duration // of a step: about the least of the last steps
+	queue time.Duration // in which the host queues a step
 }
 
 // runner computes steps.
@@ -85,8 +86,8 @@ const (
 	// mostRetained bounds the sequences that stay after the end of their texts, besides those that are pinned.
 	mostRetained = 64
 
-	holdSpare  = 200 * time.Microsecond // before the end of queued steps the host queues more
-	holdGrowth = 50                     // a step is thought to take at most this part more than those before
+	holdSpare  = 200 * time.Microsecond // from the time at which the host queues more steps to the end of the queued ones
+	holdGrowth = 50                     // usualTime.step grows by at most 1/holdGrowth a step
 )
 
 // add adds a text that waits, behind those that are as urgent.
@@ -573,8 +574,8 @@ func (s *scheduler) collect() (err error) {
 	return nil
 }
 
-// hold waits until queued steps are almost done, if no other text wants to join. So a text that joins or is cancelled meanwhile does not wait
-// for the steps that are queued behind these.
+// hold waits until queued steps are almost done, if no other text wants to join. So a text that joins or is cancelled in the meantime waits for
+// the queued steps alone: no further step is behind them.
 func (s *scheduler) hold(q *queued, began time.Time) {
 	if s.together == 0 || s.usual.texts != len(q.todo) || !s.goOn(q) {
 		return
@@ -585,7 +586,7 @@ func (s *scheduler) hold(q *queued, began time.Time) {
 	}
 }
 
-// took tells the time of a step. A step that took unusually long says little about the next one.
+// took takes the time of a step into account. A step that took unusually long says little about the next step.
 func (u *usualTime) took(texts int, d time.Duration) {
 	if texts != u.texts {
 		u.texts, u.step = texts, d

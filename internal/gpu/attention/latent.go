@@ -19,7 +19,7 @@ const (
 	latentThreads                  = 384      // with the warps that copy
 )
 
-// latentSixteen is the entry of latentFamily for output tiles of few rows, after those for queries in one part and in two.
+// latentSixteen is the entry of latentFamily for output tiles of up to 16 rows, after those for queries in one part and in two.
 const latentSixteen = 2
 
 // latentParams is struct LatentParams.

@@ -63,7 +63,7 @@ func (p *Plan) checkRounded(o *Operands, kv attn.DType) error {
 	return nil
 }
 
-// runLatentFew queues attention to latents of E4M3 for few rows.
+// runLatentFew queues attention to latents of E4M3 for output tiles of up to 2*latentFew rows.
 func (p *Plan) runLatentFew(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err := p.checkRounded(o, k.kv); err != nil {
 		return err

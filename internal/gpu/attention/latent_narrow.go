@@ -2,7 +2,7 @@ package attention
 
 import "gorgonia.org/leanattention/internal/cuda"
 
-// Decode attention to latents of E4M3 for many rows of queries (kernels/attn_latent_narrow.cuh). This file mirrors LatentNarrowParams, and
+// Decode attention to latents of E4M3 for output tiles of more than 2*latentFew rows (kernels/attn_latent_narrow.cuh). This file mirrors LatentNarrowParams, and
 // the layout of shared memory.
 
 // latentNarrowParams is struct LatentNarrowParams.
@@ -25,7 +25,7 @@ func latentNarrowFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok
 }
 
-// runLatentNarrow queues attention by the kernel for many rows.
+// runLatentNarrow queues attention by that kernel.
 func (p *Plan) runLatentNarrow(s *cuda.Stream, o *Operands, k *kernel) error {
 	if err := p.checkRounded(o, k.kv); err != nil {
 		return err

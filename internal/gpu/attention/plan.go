@@ -375,7 +375,7 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	return few
 }
 
-// measure's result is the size of a step.
+// stepSize is the size of a step, as measure returns it.
 type stepSize struct {
 	Capacity
 	trees    int   // tokens of trees

@@ -57,8 +57,8 @@ const (
 	writtenWarps = 8 // of the kernels that compute scores once more
 	// writtenSteep is the most that a bound on derivatives of scores from intervals may be. Larger ones are measured: float16 would lose bits.
 	writtenSteep = 4
-	// writtenFlat is the most that float16 has room for without the launch that multiplies bounds: 2^16 over 2^15, and a weight of
-	// an Unnormalised variant may be e^0.5.
+	// writtenFlat is the largest bound for which no product overflows float16 without the launch that multiplies bounds: 2^16 over 2^15, and
+	// a weight of an Unnormalised variant may be e^0.5.
 	writtenFlat = 1.1
 	// writtenScores is the most scores that integers have the sums of.
 	writtenScores = 1 << 37
@@ -136,7 +136,7 @@ func (b *Backward) loadWritten(op string) error {
 	bounds.Finite = true // without finite scores there are no gradients
 	if b.kv == attn.Float16 && s.Variant.Unnormalised {
 		if r := s.Variant.Range(s.Variant.Score, bounds, scratch); !(r.Hi <= .5) {
-			return gpu.Errorf(op, attn.ErrUnsupported, "%s: a variant that is Unnormalised, in float16: intervals do not show that Score is at most 0, so a weight may be too large; bfloat16 has room", canBackward.Name)
+			return gpu.Errorf(op, attn.ErrUnsupported, "%s: a variant that is Unnormalised, in float16: intervals do not show that Score is at most 0, so a weight may be too large; use bfloat16", canBackward.Name)
 		}
 	}
 	if b.kv == attn.Float16 && !s.Variant.Linear() {

@@ -11,8 +11,8 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Linear layers of many rows whose weights have 8 or 4 bits (kernels/gemm_narrow_rows.cuh), on 9.0. A launch makes operands of x, of float16 or
-// quantised to the type of weights of 8 bits, and one launch for each format multiplies.
+// Linear layers whose weights have 8 or 4 bits and are read once for 128 or 256 rows of x (kernels/gemm_narrow_rows.cuh), on 9.0. A launch makes
+// operands of x, of float16 or quantised to the type of weights of 8 bits. Then a launch for each format multiplies.
 
 // narrowRowsUnit is the module with the kernels.
 const narrowRowsUnit = "narrow_rows"
@@ -227,6 +227,7 @@ func (d *Engine) planRows(o *Linear) (p narrowRowsPlan, err error) {
 			if o.narrowRowsKind(w) != kind {
 				continue
 			}
+			l.p.chunks = int32(w.Chunks) // one width of x, and one width of chunks for a kind
 			base := part.W.AddressOr0()
 			to := &l.p.parts[n]
 			*to = narrowRowsPart{
@@ -257,12 +258,6 @@ func (d *Engine) planRows(o *Linear) (p narrowRowsPlan, err error) {
 		}
 		if o.Gate {
 			tiles = int(l.p.parts[0].tiles)
-		}
-		l.p.chunks = int32(o.Parts[0].Packed.Chunks)
-		for i := range o.Parts {
-			if w := o.Parts[i].Packed; o.narrowRowsKind(w) == kind {
-				l.p.chunks = int32(w.Chunks)
-			}
 		}
 		l.p.deep = int32(attn.Ceil(2*p.in, narrowRowsStep))
 		l.p.steps = l.p.deep * int32(max(p.parts, 1))
