@@ -1,16 +1,16 @@
-// Weights and their gradients once more, by products of warp groups (9.0): what gradients of a variant's tensors are sums of.
+// Scores and the products of values with dO once more, by warp groups (9.0): gradients of a variant's tensors are sums over them.
 //
-// A thread block takes an item: some query blocks of some heads and sequences, for KEYS keys. Four producer warps bring a tile
-// each: keys, queries, values, dO. Keys and queries, and values and dO, are pairs that follow each other in a ring. Two consumer warp groups
-// have half of the keys each, and multiply half of the rows after the other. Scores are transposed:
-// a lane has keys key and key+8, and rows first, first+1, first+8, ...
+// A thread block takes an item: some query blocks of some heads and sequences, for KEYS keys. Four producer warps bring a tile each, of
+// keys, queries, values and dO. The ring has pairs of tiles: keys and queries, then values and dO. Two consumer warp groups have half of the
+// keys each, and multiply one half of the rows after the other. Scores are transposed: a lane has keys key and key+8, and rows first,
+// first+1, first+8, ...
 //
-// A Job says what an item is and what becomes of its numbers.
+// A Job chooses the items and uses the products.
 #pragma once
 #include "attn_backward_hopper_variant.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The query blocks of an item: of sequences [seq, seqEnd), heads [head0, headEnd) of each, and those of blocks [from, to) that see one of the keys.
+// The query blocks of an item: of sequences [seq, seqEnd), of heads [head0, headEnd) of each sequence, and of blocks [from, to) all that see one of the keys.
 template <class B> struct AgainWalk {
   const BackwardParams& p;
   int seq, head; // head: of the sequence
@@ -43,7 +43,7 @@ template <class B> struct AgainWalk {
   }
 };
 
-// PADDED: the number of rows of a head for which there are log-sum-exps is a multiple of it.
+// PADDED divides the number of rows of a head that have log-sum-exps.
 template <class Format_, int D, int STAGES, int PADDED, class Job> struct BackwardAgain {
   using Format = Format_;
   using Math = typename Format::Math;
@@ -52,7 +52,7 @@ template <class Format_, int D, int STAGES, int PADDED, class Job> struct Backwa
   static constexpr int KEYS = 128, ROWS = 128, MINE = 16, STATISTICS = ROWS * 8, TILE = 128 * D * 2, PAIR = 2 * TILE + STATISTICS;
   static constexpr int OWN = Job::BYTES, SHARED = STAGES * PAIR + OWN + 16 * STAGES;
   using Walk = AgainWalk<BackwardAgain>;
-  // What is multiplied at a time.
+  // Half of the rows: the block of a product.
   struct Half {
     using Format = Format_;
     using Math = typename Format::Math;

@@ -334,9 +334,11 @@ template <class Store> __device__ __forceinline__ void finishWritten(const Backw
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Sums of lines: the Job of BackwardAgain whose items are key blocks of a KV head. N is the partial derivative whose lines are queries or
-// distances, -1 none; FEW: with those of heads and keys, which a lane adds. The numbers of ROWS rows of other lines go through shared memory.
-// A thread adds those of a line and of a PART of the keys.
+// The Job of BackwardAgain that adds the terms of lines (variant.Line). An item is a key block of a KV head.
+//
+//   N     the partial derivative whose lines are queries or distances; -1: none. Terms of ROWS rows go through shared memory, where a
+//         thread adds the terms of one line and of PART keys.
+//   FEW   whether each lane also adds the terms of all partial derivatives whose lines are heads or keys.
 template <class E, int D, int N, bool FEW> struct WrittenLines {
   static constexpr bool across = N >= 0, distance = across && E::lineOf(N) == WRITTEN_DISTANCE;
   static constexpr int KEYS = 128, ROWS = D > 64 ? 32 : 64, PITCH = ROWS + 8, PARTS = 256 / ROWS, PART = KEYS / PARTS, WINDOW = 256;
@@ -347,18 +349,18 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
     return typename B::Walk(p, seq, seq + 1, head, head + p.group, blockIdx.x / (p.batch * p.kvHeads) * KEYS, 0, 0x7fffffff);
   }
 
-  float* const numbers;           // of each key ROWS rows
+  float* const numbers;           // of each key: the terms of ROWS rows
   float* const parts;             // PARTS times the sums of lines, which are distances or queries' places, modulo WINDOW
   float sums[E::PARTIALS + 1][2]; // of the lane's two keys, or of the head
-  int seq, head, mine, begins;    // what the sums are of; head -1: nothing. begins: the block's first key
-  int behind, keys, low, high;    // of the sequence; lines [low, high) have sums
+  int seq, head, mine, begins;    // of the sums: sequence, head (-1: there are no sums), the lane's first key, the block's first key
+  int behind, keys, low, high;    // behind, keys: of the sequence; lines [low, high) have sums
   __device__ __forceinline__ WrittenLines(char* memory) : numbers((float*)memory), parts(numbers + KEYS * PITCH), head(-1) {
     if constexpr (across)
       for (int i = threadIdx.x - 128; i < PARTS * WINDOW; i += 256) parts[i] = 0.f;
   }
   __device__ static __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-  // Adds to an element. A sum has 24 bits, and at most 2^31 sums have one element: nothing overflows.
+  // Adds x to the integers of an element. An x has 24 bits, and an element gets at most 2^31 of them, so no integer overflows.
   __device__ static __forceinline__ void add(u64* sums, float x) {
     const u32 bits = __float_as_uint(x), e = bits >> 23 & 255, shift = max(e, 1u) - 1;
     if ((bits & 0x7fffffff) == 0) return;
@@ -367,7 +369,8 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
     if (e == 255) by = 1;
     atomicAdd((unsigned long long*)sums + (e == 255 ? WRITTEN_PLACES - 1 : shift / 8), (unsigned long long)by);
   }
-  // Adds sums of a warp's lanes to partial derivative n's element, that of a query's place and a key. Sums of one element are added first.
+  // Adds each lane's x to the element that partial derivative n has for a query's place and a key. If all lanes have one element, the sum
+  // of their x is added once.
   __device__ __forceinline__ void addWarp(const BackwardParams& p, int n, float x, int place, int key, bool there) const {
     const WrittenGradients& to = gradientsOf(p);
     long long element = -1;
@@ -383,7 +386,7 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
   }
   __device__ static __forceinline__ bool wanted(const BackwardParams& p, int tensor) { return gradientsOf(p).out[tensor] != nullptr && gradientsOf(p).lines >> tensor & 1; }
 
-  // Adds the lowest lines, which are complete. All threads meet before.
+  // Adds the `count` lowest lines, whose sums are complete. All threads have met before.
   __device__ __forceinline__ void flush(const BackwardParams& p, int count) {
     if constexpr (!across) return;
     const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
@@ -398,7 +401,7 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
         float& y = parts[k * WINDOW + (line & WINDOW - 1)];
         if (there) x += y, y = 0.f;
       }
-      // A query and a key that there are: of others there is no sum.
+      // An existing query and key of the line. Lines without one have no sums.
       if constexpr (distance) {
         const int away = min(max(line, behind - keys + 1), keys - 1), key = max(behind - away, 0);
         addWarp(p, N, x, key + away, key, there);
@@ -408,7 +411,7 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
     }
     low += count;
   }
-  // Adds what there is of a head.
+  // Adds the sums of the present head.
   __device__ __forceinline__ void leave(const BackwardParams& p) {
     if (head < 0) return;
     flush(p, WINDOW);

@@ -1,17 +1,17 @@
 package variant
 
-// Line says which scores of a head read one element of a tensor: those whose queries and keys agree in what the indices depend on.
+// Line is a set of scores of a head that read the same element of a tensor.
 type Line int
 
 const (
-	AnyLine      Line = iota // any scores
-	HeadLine                 // all scores of a head
-	KeyLine                  // those of a key
-	QueryLine                // those of a query
-	DistanceLine             // those of a distance between query and key
+	AnyLine      Line = iota // no such set is known
+	HeadLine                 // all scores of the head
+	KeyLine                  // all scores of a key
+	QueryLine                // all scores of a query
+	DistanceLine             // all scores with one distance between query and key
 )
 
-// LineOf returns the line of the scores that a partial derivative's element has.
+// LineOf returns the line of scores that read the element of a partial derivative.
 func (p *Program) LineOf(partial Partial) Line {
 	line := HeadLine
 	for _, arg := range p.Nodes[partial.Element].Arguments(p) {
@@ -20,7 +20,7 @@ func (p *Program) LineOf(partial Partial) Line {
 	return line
 }
 
-// both returns the line of scores that are in two lines.
+// both returns the line for indices of which one is the same on line x and one on line y.
 func both(x, y Line) Line {
 	switch {
 	case x == y || y == HeadLine:
@@ -31,7 +31,7 @@ func both(x, y Line) Line {
 	return AnyLine
 }
 
-// lineOf returns the line of scores for which a node has one value.
+// lineOf returns the line of scores on which a node has one value.
 func (p *Program) lineOf(node int) Line {
 	n := &p.Nodes[node]
 	if q, k, ok := p.slopes(node); ok && q != 0 && q == -k {
@@ -52,7 +52,8 @@ func (p *Program) lineOf(node int) Line {
 	return line
 }
 
-// slopes returns by how much a node grows with the query and the key, if it is a sum of these and of what does not depend on either.
+// slopes returns by how much a node grows with the query and with the key. ok reports whether the node is a sum of multiples of both and of a
+// number that depends on neither.
 func (p *Program) slopes(node int) (query, key int, ok bool) {
 	n := &p.Nodes[node]
 	switch n.Op {

@@ -60,7 +60,7 @@ func all(k Kind) Interval {
 	return Interval{math.Inf(-1), math.Inf(1)}
 }
 
-// Bounds are ranges of the variables. The score, and an element that is a float, is any number, or with Finite any finite one of float32.
+// Bounds are ranges of the variables. The score and elements of floats are any numbers, or with Finite any finite numbers of float32.
 type Bounds struct {
 	Query, Key, Head, Sequence Interval
 	Finite                     bool

@@ -125,7 +125,7 @@ func TestQuantised(t *testing.T) {
 			for row := range few.Rows {
 				for col := range c.out {
 					if a, b := few.Y[row*o.YRow+col], plain.Y[row*o.YRow+col]; a != b && (a == a || b == b) {
-						t.Fatalf("%v, %+v: of few rows, row %d, column %d is %v, without the option %v", f, c, row, col, a, b)
+						t.Fatalf("%v, %+v: of fewer rows, row %d, column %d is %v, without the option %v", f, c, row, col, a, b)
 					}
 				}
 			}

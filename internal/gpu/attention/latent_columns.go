@@ -6,8 +6,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Decode attention to latents with keys as rows of products (kernels/attn_latent_columns.cuh): for few rows of queries, and for latents
-// of E4M3. This file mirrors LatentColumnsParams, and the layout of shared memory.
+// Decode attention to latents of E4M3 with keys as rows of products (kernels/attn_latent_columns.cuh), for output tiles of up to
+// 2*latentFew rows. This file mirrors LatentColumnsParams, and the layout of shared memory.
 
 const (
 	latentPiece = 16 // keys of a piece of a chunk
@@ -26,13 +26,9 @@ type latentColumnsParams struct {
 
 // latentColumnsConfig returns the configuration of a launch for output tiles of at most `columns` rows. The ring has as many pieces as
 // fit.
-func (e *Engine) latentColumnsConfig(kv attn.DType, columns int) (c config, ok bool) {
-	piece, groups, scales := latentPiece*latentDim*2, 1, 0
-	if kv == attn.E4M3 {
-		piece, groups, scales = latentPiece*(latentValue+(latentDim-latentValue)*2), latentScales, latentPiece*latentScales*4
-	}
-	each := piece + scales + 16
-	rest := columns*(latentDim*2+2*groups*latentKeys*2) + 13*columns*4 + 2*4 + 2*4 + 2*16
+func (e *Engine) latentColumnsConfig(columns int) (c config, ok bool) {
+	const each = latentPiece*(latentValue+(latentDim-latentValue)*2) + latentPiece*latentScales*4 + 16
+	rest := columns*(latentDim*2+2*latentScales*latentKeys*2) + 13*columns*4 + 2*4 + 2*4 + 2*16
 	c = config{warps: latentWarps, buffers: 1, threads: latentThreads}
 	c.slots = (e.info.SharedPerBlockMost - rest) / each
 	c.shared = rest + c.slots*each
@@ -40,7 +36,7 @@ func (e *Engine) latentColumnsConfig(kv attn.DType, columns int) (c config, ok b
 }
 
 func latentColumnsFits(e *Engine, k *kernel, dim, rows int) bool {
-	_, ok := e.latentColumnsConfig(k.kv, latentRows)
+	_, ok := e.latentColumnsConfig(2 * latentFew)
 	return ok
 }
 
@@ -69,33 +65,23 @@ func (p *Plan) runLatentFew(s *cuda.Stream, o *Operands, k *kernel) error {
 		return err
 	}
 	columns, entry := latentFew, 0
-	for columns < p.form.tileRows {
-		columns, entry = 2*columns, entry+1
+	if p.form.tileRows > columns {
+		columns, entry = 2*columns, 1
 	}
-	return p.runLatentColumns(s, o, k, columns, entry)
-}
-
-// runLatentColumns queues attention by an entry of k for output tiles of at most `columns` rows.
-func (p *Plan) runLatentColumns(s *cuda.Stream, o *Operands, k *kernel, columns, entry int) (err error) {
 	e, g := p.engine, &p.form.geometry
 	shape, box := e.shapeOf(k, g.Dim), boxOf(latentPiece, p.form.paged, g.PageTokens)
-	c, _ := e.latentColumnsConfig(k.kv, columns) // choose has found the configuration
+	c, _ := e.latentColumnsConfig(columns) // choose has found the configuration
 	p.fill(o, &shape, &c, box)
-	a := latentColumnsParams{Params: p.params.Params, meet: p.params.meet}
-	keys := &o.Pages[0].Data
-	if k.kv == attn.E4M3 {
-		blocks := 1
-		if box == latentPiece {
-			blocks, a.whole = latentValue/128, 1
-		}
-		a.scales = o.Pages[0].Scales.Address()
-		if a.keyMap, err = e.rowsMap(keys, latentValue, box, blocks, false); err == nil {
-			a.restMap, err = e.rowsMap(&o.Pages[1].Data, (latentDim-latentValue)*2, box, 1, false)
-		}
-	} else {
-		a.keyMap, err = e.rowsMap(keys, latentDim*2, box, latentDim*2/128, true)
+	a := latentColumnsParams{Params: p.params.Params, meet: p.params.meet, scales: o.Pages[0].Scales.Address()}
+	blocks := 1
+	if box == latentPiece {
+		blocks, a.whole = latentValue/128, 1
 	}
-	if err != nil {
+	var err error
+	if a.keyMap, err = e.rowsMap(&o.Pages[0].Data, latentValue, box, blocks); err != nil {
+		return err
+	}
+	if a.restMap, err = e.rowsMap(&o.Pages[1].Data, (latentDim-latentValue)*2, box, 1); err != nil {
 		return err
 	}
 	p.args.Reset()
@@ -106,17 +92,12 @@ func (p *Plan) runLatentColumns(s *cuda.Stream, o *Operands, k *kernel, columns,
 }
 
 // rowsMap returns the tensor map of rows of a multiple of 128 bytes, for boxes of `blocks` times 128 bytes of `box` rows. In shared
-// memory the blocks of a row are side by side if inRows, and else the rows of a block.
-func (e *Engine) rowsMap(m *gpu.Memory, row, box, blocks int, inRows bool) (cuda.TensorMap, error) {
+// memory the rows of a block are side by side.
+func (e *Engine) rowsMap(m *gpu.Memory, row, box, blocks int) (cuda.TensorMap, error) {
 	rows := max(m.Len*m.DType.Size()/row, 1)
 	return e.maps.Get(mapKey{address: m.Address(), rows: rows, dim: row, box: box, whole: blocks > 1, element: m.DType}, func() (cuda.TensorMap, error) {
-		t := cuda.Tiles{
+		return e.dev.TensorMap(m.Buffer, m.Offset, cuda.Tiles{
 			ElementBytes: 2, Dims: [3]uint64{64, uint64(rows), uint64(row / 128)}, Strides: [2]uint64{uint64(row), 128}, Box: [3]uint32{64, uint32(box), uint32(blocks)},
-		}
-		if inRows {
-			t.Dims[1], t.Dims[2], t.Box[1], t.Box[2] = t.Dims[2], t.Dims[1], t.Box[2], t.Box[1]
-			t.Strides[0], t.Strides[1] = t.Strides[1], t.Strides[0]
-		}
-		return e.dev.TensorMap(m.Buffer, m.Offset, t)
+		})
 	})
 }

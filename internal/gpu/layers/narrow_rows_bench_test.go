@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// BenchmarkGPUNarrowRows is linear layers of many rows with weights of 16, 8 and 4 bits, whose x is rounded to 16 bits or, "quantised", to 8 bits
+// BenchmarkGPUNarrowRows is linear layers of 512 and 2048 rows with weights of 16, 8 and 4 bits, whose x is rounded to 16 bits or, "quantised", to 8 bits
 // by row. "before": in launches of 64 rows.
 func BenchmarkGPUNarrowRows(b *testing.B) {
 	m, d := realDecoder(b)
