@@ -32,7 +32,7 @@ import (
 // node's op has the method CUDADo: the machine copies the node's inputs to the GPU, passes memory for the output, and calls CUDADo
 // in place of Do. So this package wraps an op in a type with CUDADo, or does not, when the node is made.
 //
-// The wrappers find the operands. The engine of all GPUs computes, in the machine's context (machine, below).
+// A wrapper only finds the operands. The engine that serves every GPU computes, in the context of the machine (type machine, below).
 
 // machineAttention is [Attention] on Gorgonia's machine.
 type machineAttention struct{ *attentionOp }

@@ -68,9 +68,9 @@ type Options struct {
 	// faster: see nn.WithMixedPrecision.
 	Exact bool
 
-	// QuantisedRows has linear layers with weights of tensor.Int8 or leanattention.E4M3 quantise their inputs by row in steps of 65 rows and
-	// more, as of prompts: see nn.WithQuantisedRows. Layers of latent attention do not. ErrUnsupported: no layer has such weights; a GPU of
-	// another compute capability than 9.0; Exact or BatchInvariant.
+	// QuantisedRows makes linear layers with weights of tensor.Int8 or leanattention.E4M3 quantise their inputs by row, in steps of 65 rows
+	// and more, such as those of prompts: see nn.WithQuantisedRows. Layers of latent attention keep their inputs. ErrUnsupported: no layer has
+	// such weights; a GPU of another compute capability than 9.0; Exact or BatchInvariant.
 	QuantisedRows bool
 
 	// BatchInvariant gives a token the same bits whatever else a step computes, so that a text depends on its [Request] alone to the last

@@ -42,11 +42,11 @@ func ToGPU(x *G.Node, to *GPU) (out *G.Node, err error) {
 }
 
 // ToHost adds a copy of x from its GPU to the graph, as a *tensor.Dense. A run waits for all work that x depends on, and
-// reports what went wrong in that work.
+// returns the errors of that work.
 //
 //   - The copy has no gradient.
-//   - Errors: ErrGraph, ErrShape, ErrDType. In a run: ErrUnsupported for a value in host memory, and those of
-//     [Tensor.Download].
+//   - Errors: ErrGraph, ErrShape, ErrDType. In a run: ErrUnsupported for a value in host memory, and the
+//     errors of [Tensor.Download].
 func ToHost(x *G.Node) (out *G.Node, err error) {
 	const op = "device.ToHost"
 	defer errs.RecoverTo(op, &err)
@@ -57,7 +57,7 @@ func ToHost(x *G.Node) (out *G.Node, err error) {
 	return ongpu.Apply(op, &toHostOp{m}, x)
 }
 
-// move is what the two have in common: an op that gives x on as it is.
+// move is the common part of ToGPU and ToHost: an op that passes x on unchanged.
 type move struct {
 	graph.Plain
 	name  string

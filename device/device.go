@@ -73,7 +73,7 @@ func List() ([]Info, error) {
 	return list, nil
 }
 
-// Open opens the GPUs of these ordinals as one GPU value. Open shares the primary context of each GPU with whatever else in
+// Open opens the GPUs of these ordinals as one GPU value. Open shares the primary context of each GPU with other code in
 // the process uses CUDA. A GPU may be opened more than once; each value has to be closed.
 //
 // Several GPUs must reach each other's memory (NVLink, or PCIe between GPUs that can). Then:
@@ -82,14 +82,14 @@ func List() ([]Info, error) {
 //   - A cache has some KV heads, or some pages of each sequence, on each GPU. Each GPU attends to its part.
 //   - A linear layer whose weights are sharded is computed by all GPUs.
 //   - A node whose inputs are on all GPUs is computed by all GPUs, each in its own order. The GPUs meet only at sums.
-//   - Results are those of one GPU but for rounding, and have the same bits on every run.
+//   - Results differ from the results of one GPU by rounding alone, and have the same bits on every run.
 //   - A tensor or cache of a GPU that was opened by another call of Open is elsewhere: its use is an error that names both.
 //
 // docs/devices.md has the details.
 //
 // Errors:
 //
-//   - ErrNoDevice: those of [List], an ordinal without a GPU, or a GPU below compute capability 8.0.
+//   - ErrNoDevice: as for [List], an ordinal without a GPU, or a GPU below compute capability 8.0.
 //   - ErrOutOfMemory: no memory for a context.
 //   - ErrUnsupported: no ordinal, an ordinal given twice, or GPUs that do not reach each other.
 func Open(ordinals ...int) (*GPU, error) {
@@ -144,7 +144,7 @@ func (g *GPU) Memory(members ...int) (sum Memory, err error) {
 	return sum, nil
 }
 
-// Synchronize waits until all work that was asked of this GPU value is done, and reports what went wrong in it. Only timing
+// Synchronize waits until all queued work of this GPU value is done, and returns the errors of that work. Only timing
 // needs Synchronize: downloads wait by themselves. Errors: ErrClosed, ErrUnsupported within [GPU.Record].
 func (g *GPU) Synchronize() error { return g.Internal().Synchronize() }
 
@@ -180,7 +180,7 @@ func (g *GPU) Upload(x tensor.Tensor) (*Tensor, error) { return public(g.Interna
 //
 // All else refuses a sharded tensor.
 //
-// Errors: those of [GPU.Upload], and ErrShape for an axis that x does not have, or with fewer indices than GPUs.
+// Errors: as [GPU.Upload], and ErrShape for an axis that x does not have, or with fewer indices than GPUs.
 func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (*Tensor, error) {
 	return public(g.Internal().UploadSharded(x, axis))
 }
@@ -191,7 +191,7 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (*Tensor, error) {
 // each GPU makes the same result. The GPUs meet only in linear layers whose weights are sharded by input features. A node
 // that takes no replicated tensor computes on the first GPU, and its result is on the first GPU alone.
 //
-// A replicated tensor can be downloaded, freed, and written by CopyFrom. Errors: those of [GPU.Upload].
+// A replicated tensor can be downloaded, freed, and written by CopyFrom. Errors: as [GPU.Upload].
 func (g *GPU) UploadReplicated(x tensor.Tensor) (*Tensor, error) {
 	return public(g.Internal().UploadReplicated(x))
 }
@@ -204,16 +204,16 @@ func (g *GPU) UploadReplicated(x tensor.Tensor) (*Tensor, error) {
 //     bits become bytes: 1.65 times with Q5_0, Q5_1 and Q5_K, and 1.38 times with Q6_K.
 //   - on is an input of nn.Linear, Linears, GatedLinear and Embedding. free gives the memory back, as [Tensor.Free] does.
 //   - Several GPUs that were opened as one: the first GPU has the matrix.
-//   - Errors: those of Upload, and ErrUnsupported for another format.
+//   - Errors: as Upload, and ErrUnsupported for another format.
 func (g *GPU) UploadWeight(w G.Value) (on G.Value, free func() error, err error) {
 	return g.uploadWeight("GPU.UploadWeight", w, ongpu.OnFirst)
 }
 
 // UploadWeightSharded copies a matrix of weights to several GPUs, as [GPU.UploadWeight] does to one. With axis 0, each GPU has
-// some rows, and with axis 1 some columns. Numbers and scales are those of w.
+// some rows, and with axis 1 some columns. Numbers and scales do not change.
 //
-// Errors: those of [GPU.UploadSharded], and ErrUnsupported for columns that do not divide into whole blocks and groups, or have an
-// Order.
+// Errors: as [GPU.UploadSharded]; also ErrUnsupported with axis 1, if the columns do not divide into whole blocks and groups, or w has an
+// Order of columns.
 func (g *GPU) UploadWeightSharded(w G.Value, axis int) (on G.Value, free func() error, err error) {
 	const op = "GPU.UploadWeightSharded"
 	if axis != ongpu.ByRows && axis != ongpu.ByColumns {

@@ -7,5 +7,5 @@
 //	w, err := gpu.Upload(weights)            // the value of an input
 //	y, err := device.ToHost(nodeOnTheGPU)    // a node of the graph
 //
-// Ops of this module compute where their inputs are. The kinds of errors are those of package leanattention.
+// Ops of this module compute where their inputs are. Package leanattention has the kinds of errors.
 package device

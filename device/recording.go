@@ -41,7 +41,7 @@ type Recording struct {
 //		step.Run(appends, recording.Replay)           // from then on
 //	}
 //
-// Step, Cache, Sequence, Append and Attention are those of package leanattention.
+// Package leanattention has Step, Cache, Sequence, Append and Attention.
 //
 //   - Results of a replay are in the values that the nodes had after Record.
 //   - A replay reads the inputs again: [Tensor.CopyFrom] changes them. It also reads the lengths of a Step. Pages and graph are

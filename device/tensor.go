@@ -61,14 +61,14 @@ func (t *Tensor) GPU() *GPU {
 }
 
 // Download waits for all work that was queued before, and copies the tensor to the host. Errors: ErrState if the tensor has
-// been overwritten, ErrClosed if it has been freed, and what went wrong in the work before.
+// been overwritten, ErrClosed if it has been freed, and the errors of the work before.
 func (t *Tensor) Download() (*tensor.Dense, error) { return t.Internal().Download() }
 
 // QueueDownload is Download for a caller that has more work to queue. It queues the copy; wait waits for the copy, and not for
 // later work, and returns the values that the tensor had between the earlier and the later work.
 //
 //   - Call wait exactly once: until then the copy takes pinned memory.
-//   - Errors: those of Download, and ErrUnsupported for a tensor that several GPUs share, or of more than 4 MiB.
+//   - Errors: as Download, and ErrUnsupported for a tensor that several GPUs share, or of more than 4 MiB.
 func (t *Tensor) QueueDownload() (wait func() (*tensor.Dense, error), err error) {
 	return t.Internal().QueueDownload()
 }
@@ -78,7 +78,7 @@ func (t *Tensor) QueueDownload() (wait func() (*tensor.Dense, error), err error)
 func (t *Tensor) Free() error { return t.Internal().Free() }
 
 // Clone copies the tensor on its GPU. The result is a *Tensor with memory of its own. Gorgonia calls Clone where it keeps
-// values. Errors: those of Download, and ErrOutOfMemory.
+// values. Errors: as Download, and ErrOutOfMemory.
 func (t *Tensor) Clone() (any, error) {
 	c, err := public(t.Internal().Clone())
 	if err != nil {

@@ -92,8 +92,8 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 //
 //   - A row has one scale: its largest magnitude / 127, or / 448 of E4M3. Its numbers are those nearest to the elements / scale, ties to
 //     even. A row below 2^-110 is 0; a row with a number that is not finite makes NaN.
-//   - The error of an element of x w^T is at most the sum of |w| times half a scale or, of E4M3, the sum of |x| |w| / 16, and more where
-//     numbers of E4M3 are subnormal. One large element takes digits from all others of its row.
+//   - The error of an element of x w^T is at most the sum of |w| times half a scale, or with E4M3 the sum of |x| |w| / 16, and more where
+//     numbers of E4M3 are subnormal. One large element costs all others of its row precision.
 //   - INT8: sums of products are exact integers. y is ((sum, as float32) * scale of w's row) * scale of x's row, then b, in float32: CPUs and
 //     GPUs have the same bits. E4M3: float32 sums; GPUs add 128 columns at a time with about 13 bits.
 //   - GPUs: compute capability 9.0. Others are ErrUnsupported when run. CPUs compute the same numbers with kernels of float32: INT8 takes two

@@ -90,8 +90,8 @@ func OrShort(n, short int) int {
 	return n
 }
 
-// Put returns memory with data. In a test, the memory begins 16 bytes behind the start of a buffer. In a benchmark, it begins at the start,
-// as users' memory does.
+// Put copies data to memory of the GPU. In a test, the memory begins 16 bytes behind the start of a buffer. In a benchmark, the memory begins
+// at the start of a buffer, as users' memory does.
 func (m *Device) Put(t testing.TB, data []byte, d attn.DType) gpu.Memory {
 	t.Helper()
 	offset := int64(16)
