@@ -53,7 +53,7 @@ func testVariantThere(t *testing.T, gpu *device.GPU, c *variantCase) {
 		t.Fatalf("Attend: %v", err)
 	}
 	args.Mass = args.Out
-	wantError(t, la.Attend(args, c.option(nil)), la.ErrUnsupported, "Attend", "Args.Mass, on")
+	wantError(t, la.Attend(args, c.option(nil)), la.ErrOption, "Attend", "Args.Mass without WithTileTokens")
 	args.Mass = nil
 	result, err := la.Attention(node("q", c.q), node("k", c.k), node("v", c.v), c.option(nodes))
 	if err != nil {
