@@ -108,6 +108,38 @@ func TestUnitTargets(t *testing.T) {
 	}
 }
 
+// Compiled images are those of the module, for the architectures that the unit has
+// images for.
+func TestSameImages(t *testing.T) {
+	u := &unit{name: "a", targets: []string{"sm_80", "sm_90"}, now: &pack.Manifest{}}
+	old := &pack.Manifest{Images: []pack.Image{{Arch: "sm_80"}, {Arch: "sm_90"}}}
+	committed := [][]byte{[]byte("of 80"), []byte("of 90")}
+	for _, c := range []struct {
+		name           string
+		archs, targets []string
+		images         string
+		said, want     string
+	}{
+		{"all", nil, u.targets, "of 80,of 90", "a sm_80: the same bytes\na sm_90: the same bytes\n", ""},
+		{"one", []string{"sm_90"}, u.targets, "of 90", "a sm_90: the same bytes\n", ""},
+		{"left out", []string{"sm_86"}, u.targets, "of 86", "a: no image for sm_86, as its source says\n", ""},
+		{"not in the module", []string{"sm_89"}, []string{"sm_80", "sm_89"}, "of 89", "", "a has no image for sm_89"},
+		{"another", []string{"sm_90"}, u.targets, "another", "", "a for sm_90 is not what its source gives: 5 bytes, 7 now"},
+	} {
+		var images [][]byte
+		for image := range strings.SplitSeq(c.images, ",") {
+			images = append(images, []byte(image))
+		}
+		var said bytes.Buffer
+		b := &builder{config: &config{archs: c.archs}, stdout: &said}
+		u.targets = c.targets
+		err := b.same(u, old, committed, images)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) || said.String() != c.said {
+			t.Errorf("%s: said %q, %v, want %q, %q", c.name, &said, err, c.said, c.want)
+		}
+	}
+}
+
 // A build of what is up to date needs no compiler; without units nothing is made.
 func TestUpToDate(t *testing.T) {
 	sources, out := t.TempDir(), t.TempDir()
