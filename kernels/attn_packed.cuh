@@ -1,14 +1,15 @@
 // Decode with rows of keys and values that are no whole column blocks of 128 bytes. The copy engine takes as long for a part of a column
-// block as for all of it, but not for contiguous memory: the keys of a page lie one behind the other. So they come as they are, and a row
-// in shared memory begins where the one before ends.
+// block as for a whole one, but not for contiguous memory, and the keys of a page are contiguous. So pieces of pages are copied as they
+// are, and a row in shared memory begins where the row before ends.
 #pragma once
 #include "attn_lean.cuh"
 
-// The Format F, with rows that lie so.
+// The Format F, with such rows.
 template <class F> struct Packed : F {};
 
-// D is a multiple of 16, and no multiple of 64: then no more than four rows of a matrix are in the same banks. Chunks of wide rows have
-// more keys than in other Formats, since they are smaller.
+// D is no multiple of 64: then no more than four rows of a matrix are in the same banks. Where D is no multiple of 16, half of the last
+// operand has no elements: zeros in queries and keys, and any numbers in values, whose sums are not stored. Chunks of wide rows have more
+// keys than in other Formats, since the rows are smaller.
 template <class F, int D_, class V_> struct Shape<Packed<F>, D_, false, false, V_> : Shape<F, D_, false, false, V_> {
   using T = Packed<F>;
   using Rows = Shape<F, D_, false, false, V_>;
@@ -17,21 +18,26 @@ template <class F, int D_, class V_> struct Shape<Packed<F>, D_, false, false, V
   static constexpr int ROW = D_ * F::Store::bytes; // bytes
   static constexpr int BLOCK = KEYS * ROW;         // a chunk's keys, or values
   static constexpr int BLOCKS = 1, SLOT = 2 * BLOCK;
+  static constexpr int STEPS = (D_ + 15) / 16, TILES = 2 * STEPS, QUERY = Rows::SHARED_QUERY ? STEPS * 1024 : 0;
+  static_assert(D_ % 16 == 0 || D_ % 8 == 0 && Rows::SHARED_QUERY, "fetchRows alone leaves out elements that are not there");
 };
 
-// As the operands of other Formats.
+// The operands of other Formats, from such rows.
 template <class F, int D, class V> struct ChunkOperands<Shape<Packed<F>, D, false, false, V>, true> {
   static constexpr int ROW = Shape<Packed<F>, D, false, false, V>::ROW;
+  // Reports whether the operand that begins at an element has eight elements alone.
+  __device__ static __forceinline__ constexpr bool endsAfter8(int element) { return element + 8 == D; }
   __device__ static __forceinline__ void keysRight(u32 (&b)[4], u32 keys, int n, int k, int lane) {
-    const u32 row = (lane & 7) + (lane >> 4) * 8, half = ((lane >> 3) & 1) * 16;
+    const u32 row = (lane & 7) + (lane >> 4) * 8, half = endsAfter8(k * 16) ? 0 : ((lane >> 3) & 1) * 16;
     loadMatrix(b, keys + (row + n * 8) * ROW + k * 32 + half);
+    if (endsAfter8(k * 16)) b[1] = b[3] = 0;
   }
   __device__ static __forceinline__ void keysLeft(u32 (&a)[4], u32 keys, int i, int k, int lane) {
     const u32 row = lane & 15, half = (lane >> 4) * 16;
     loadMatrix(a, keys + (row + i * 16) * ROW + k * 32 + half);
   }
   __device__ static __forceinline__ void valuesRight(u32 (&b)[4], u32 values, int n, int k, int lane) {
-    const u32 row = lane & 15, half = (lane >> 4) * 16;
+    const u32 row = lane & 15, half = endsAfter8(n * 8) ? 0 : (lane >> 4) * 16;
     loadMatrixTransposed(b, values + (row + k * 8) * ROW + n * 16 + half);
   }
   __device__ static __forceinline__ void valuesLeft(u32 (&a)[4], u32 values, int n, int i, int lane) {
@@ -51,11 +57,11 @@ template <class F, int D, class V> struct Ring<Shape<Packed<F>, D, false, false,
   using Others = Ring<typename S::Rows>;
   using Place = typename S::Place;
   using S::KEYS, S::ROW, S::SLOT;
-  static constexpr int PACE = (64 << 10) / SLOT, MANY = 160; // as those of other Formats
+  static constexpr int PACE = (64 << 10) / SLOT, MANY = 160; // as in other Formats
 
   __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { Others::openSlot(full, empty, slot); }
 
-  // As that of other Formats. What is behind the last key of a sequence is not copied.
+  // As produce of other Formats. Nothing behind the last key of a sequence is copied.
   __device__ static __forceinline__ void produce(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int, bool) {
     const char* const memory = (const char*)((const TensorMap*)&p - map > 1 ? p.keys : p.values); // the maps lie in front of p
     const u64 policy = p.streamed ? readOnce() : readAgain();
@@ -93,7 +99,7 @@ template <class F, int D, class V> struct Ring<Shape<Packed<F>, D, false, false,
             page = pages.at(p, at.s, ++n, lane);
           }
         }
-        in += KEYS; // the other warp's
+        in += KEYS; // the other warp's chunk
         if (paged && in >= pageTokens) {
           do in -= pageTokens, n++;
           while (in >= pageTokens);
@@ -101,19 +107,50 @@ template <class F, int D, class V> struct Ring<Shape<Packed<F>, D, false, false,
         }
         if ((slot += 2) >= slots) slot -= slots, parity ^= 1, again = true;
       }
-      skip = c - at.end; // 0 or 1, or what a short part leaves
+      skip = c - at.end; // 0 or 1, or more behind a short part
     } while (at.next(p));
     if (!waited) waitForEarlier();
   }
 };
 
-// Values behind the live ones, as Attention::clearBehind.
+// Clears values behind the live ones, as Attention::clearBehind does.
 template <class S> __device__ __forceinline__ void clearRows(u32 slot, int live, int lane) {
   for (int i = live * S::ROW + lane * 16; i < S::BLOCK; i += 512) asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(slot + S::BLOCK + i), "r"(0) : "memory");
 }
+
+// Loads queries as Attention::fetch does, with zeros where an operand has no elements.
+template <class S, class Query> __device__ __forceinline__ void fetchRows(const void* q, const long long (&at)[2], int t, float (&x)[S::STEPS][8]) {
+#pragma unroll
+  for (int s = 0; s < S::STEPS; s++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int from = s * 16 + (j >> 1) * 8;
+      const float2 v = from < S::D ? Query::load2(q, at[j & 1] + from + 2 * t) : make_float2(0.f, 0.f);
+      x[s][2 * j] = v.x, x[s][2 * j + 1] = v.y;
+    }
+}
+
 #define PACKED_ATTENTION(name, T, D) \
   template <> __device__ __forceinline__ void Attention<Shape<Packed<T>, D>>::clearBehind(u32 slot, int live, int lane) { clearRows<Shape<Packed<T>, D>>(slot, live, lane); } \
+  template <> template <class Query> __device__ __forceinline__ void Attention<Shape<Packed<T>, D>>::fetch(const void* q, const long long (&at)[2], int t, float (&x)[STEPS][EACH]) { fetchRows<Shape<Packed<T>, D>, Query>(q, at, t, x); } \
   ATTENTION(name, Packed<T>, D)
-#else // there the others take what it is for
+#else // on other GPUs other kernels read such heads
 #define PACKED_ATTENTION(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
 #endif
+
+// Kernels of larger head dims read such heads, too, at 0.5 to 0.94 of this speed, and with a launch before and one after (attn_spread.cuh).
+// Heads of 216, 240 and 248 elements fit no larger kernel: unit any reads them at 0.28 of this speed.
+#define PACKED_HEADS(name, T)          \
+  PACKED_ATTENTION(name##_32, T, 32)   \
+  PACKED_ATTENTION(name##_48, T, 48)   \
+  PACKED_ATTENTION(name##_80, T, 80)   \
+  PACKED_ATTENTION(name##_112, T, 112) \
+  PACKED_ATTENTION(name##_144, T, 144) \
+  PACKED_ATTENTION(name##_160, T, 160) \
+  PACKED_ATTENTION(name##_176, T, 176) \
+  HOPPER_ATTENTION(name##_192, T, 192) /* three column blocks */ \
+  PACKED_ATTENTION(name##_208, T, 208) \
+  PACKED_ATTENTION(name##_216, T, 216) \
+  PACKED_ATTENTION(name##_224, T, 224) \
+  PACKED_ATTENTION(name##_240, T, 240) \
+  PACKED_ATTENTION(name##_248, T, 248)

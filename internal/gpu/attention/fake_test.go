@@ -51,7 +51,7 @@ func TestFakeManyRows(t *testing.T) {
 							switch {
 							case !has:
 							case slices.Contains(packedDims, dim):
-								name = fmt.Sprintf("%s_%s_%d", packedUnit, gpu.Name(kv), dim)
+								name = fmt.Sprintf("packed_%s_%d", gpu.Name(kv), dim)
 							case dim == 128 && rows > 8:
 								name += "_many"
 							case (dim == 64 || dim == 128) && pages > 0 && pages <= prefetchedEntries:

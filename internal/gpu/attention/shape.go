@@ -100,7 +100,7 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 	}
 	if row > 256 {
 		if element.Size() == 2 {
-			s.query = dim / 16 * 32 * 16 * 2
+			s.query = (dim + 15) / 16 * 32 * 16 * 2
 		} else {
 			s.query = dim / 8 * 32 * 16
 		}

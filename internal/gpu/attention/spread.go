@@ -86,7 +86,7 @@ func (p *Plan) spreadsFor(g *attn.Problem, seqs []attn.Sequence) spreads {
 	}
 	w := want{problem: g, features: g.Features(), rows: attn.Product(queries, g.Group())}
 	if s.on() && w.rows < prefillRows && !p.steady {
-		if k := p.engine.find(&w); k != nil && k.unit == packedUnit {
+		if k := p.engine.find(&w); k != nil && k.unit == packedUnit(k.kv) {
 			return spreads{}
 		}
 	}

@@ -190,7 +190,7 @@ func BenchmarkGPUSpread(b *testing.B) {
 	m := realGPU(b)
 	type shape struct{ batch, heads, kv, keys, page, dim, value int }
 	shapes := []shape{{16, 32, 8, 8192, 16, 112, 112}, {16, 32, 8, 8192, 64, 192, 128}, {6, 48, 48, 16384, 64, 40, 40}, {1, 32, 8, 8192, 64, 112, 112}, {16, 8, 1, 65536, 64, 128, 128}, {16, 32, 1, 65536, 64, 128, 128}, {16, 32, 1, 16384, 64, 128, 128}}
-	for _, dim := range []int{128, 48, 72, 80, 96, 112, 144, 160, 176, 192, 208, 216, 224, 240, 256} {
+	for _, dim := range []int{128, 48, 72, 80, 96, 112, 144, 160, 176, 192, 208, 216, 224, 240, 248, 256} {
 		shapes = append(shapes, shape{16, 32, 8, 8192, 64, dim, dim})
 	}
 	for _, c := range shapes {

@@ -135,7 +135,6 @@ func (k *kernel) configured(rows int) int {
 
 const (
 	decodeUnit         = "lean" // every plan needs this module
-	packedUnit         = "packed"
 	decodeVariantUnit  = "lean_variant"
 	measuredUnit       = "measured"
 	latentUnit         = "latent"
@@ -179,8 +178,11 @@ const prefillRows = BlockRows + 1
 // headDims are the head dims that kernels have.
 var headDims = []int{64, 80, 96, 128, 256}
 
+// packedUnit returns the module of the kernels of packedDims for a type of keys.
+func packedUnit(kv attn.DType) string { return "packed_" + gpu.Name(kv) }
+
 // packedDims are the head dims of decode kernels whose rows of keys are no whole column blocks.
-var packedDims = []int{32, 48, 80, 112, 160, 192, 240}
+var packedDims = []int{32, 48, 80, 112, 144, 160, 176, 192, 208, 216, 224, 240, 248}
 
 // table has a line for each kernel.
 var table = slices.Concat(prefillLines(), decodeLines(), narrowLines(), fourLines(), latentLines(), anyLines(), unfusedLines())
@@ -304,7 +306,7 @@ func decodeLines() (lines []kernel) {
 	for _, kv := range gpu.Halves {
 		for _, dim := range packedDims {
 			lines = append(lines, kernel{
-				family: &decodeFamily, unit: packedUnit, entries: []string{fmt.Sprintf("packed_%s_%d", gpu.Name(kv), dim)}, kv: kv, dims: []int{dim},
+				family: &decodeFamily, unit: packedUnit(kv), entries: []string{fmt.Sprintf("%s_%d", packedUnit(kv), dim)}, kv: kv, dims: []int{dim},
 				packed: dim%64 > 0, capability: hopper, tile: plain, features: decodeFeatures,
 			})
 		}

@@ -116,8 +116,8 @@ func TestModulesStaySmall(t *testing.T) {
 		bytes += len(image)
 	}
 	// 60% of the size when each Variant had its own units, and the kernels for keys that hold the values, for 8 bits, for both, for halves, for prompts with values of 128 and keys of 192, and for 8 bits with masks, for 4 bits, for measured weights, for rows as they lie, and for heads of any width
-	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000 + 60_000 + 220_000 + 460_000 + 360_000 + 970_000 + 2_140_000; len(units) > 16 || bytes > most {
-		t.Errorf("%d units of %d bytes for 9.0; 16 of %d is the most", len(units), bytes, most)
+	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000 + 60_000 + 220_000 + 460_000 + 360_000 + 970_000 + 3_830_000; len(units) > 17 || bytes > most {
+		t.Errorf("%d units of %d bytes for 9.0; 17 of %d is the most", len(units), bytes, most)
 	}
 }
 
