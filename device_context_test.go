@@ -93,7 +93,7 @@ func TestContextPerGPUCalls(t *testing.T) {
 		{"one token", everywhere, everywhere, nil, 1, 2, one + " " + one, one + " " + one},
 		{"sinks on all", everywhere, everywhere, everywhere, 1, 2, one + " " + one, one + " " + one},
 		{"parts", parts, parts, nil, 1, 2, "gather " + one + " gather " + one, "gather " + one + " gather " + one},
-		{"parts of q", parts, everywhere, nil, 3, 2, "gather " + several + " " + several, "gather " + several + " " + several},
+		{"parts of q", parts, everywhere, nil, 3, 2, "gather " + several + " gather " + several, "gather " + several + " gather " + several},
 		{"sinks on the first", everywhere, everywhere, onFirst, 3, 8, several + " " + several, twice + " " + twice},
 		{"q on the first", onFirst, everywhere, nil, 3, 8, several + " " + several, twice + " " + twice},
 		{"k on the first", everywhere, onFirst, nil, 1, 8, one + " " + one, twice + " " + twice},
@@ -359,7 +359,7 @@ func onMember(t *testing.T, v G.Value, member int) []float32 {
 func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() int) { // waits: since it was called last; nil: they are not counted
 	rng, n := reftest.Rand(t), at.members()
 	seen := map[string]bool{}
-	for range reftest.AtLeast(rounds, func() bool { return len(seen) == 2 }) {
+	for range reftest.AtLeast(rounds, func() bool { return len(seen) == 3 }) {
 		kvHeads, dim := []int{1, max(n/2, 1), n}[rng.IntN(3)], 64
 		config := at.config(CacheConfig{Layers: 3, KVHeads: kvHeads, HeadDim: dim, PageSize: 4, Pages: 12 * n, DType: Float16})
 		config.HeadDim, config.ValueDim = dim, dim
@@ -367,6 +367,10 @@ func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() in
 			config.Shard = ShardContext
 		}
 		heads := kvHeads * (1 + rng.IntN(3))
+		split := rng.IntN(2) == 0 // each member has the queries of its heads
+		if split {
+			heads = kvHeads * n
+		}
 		host := config
 		host.Device, host.Shard = nil, ShardAuto
 		var caches [2]*Cache
@@ -397,7 +401,7 @@ func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() in
 					noError(t, G.Let(in, value))
 					if len(there) <= i {
 						upload := at.gpu.UploadReplicated
-						if parts && i > 0 {
+						if parts && (i > 0 || split) {
 							upload = func(x tensor.Tensor) (*device.Tensor, error) { return at.gpu.UploadSharded(x, 1) }
 						}
 						d, err := upload(value)
@@ -433,14 +437,31 @@ func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() in
 				default:
 					noError(t, recording.Replay())
 				}
-				y := chains[1].out.Value()
-				first := onMember(t, y, 0)
+				// Each member has its heads alone, unless two groups of members share the heads.
+				scattered := parts && split && (config.Shard == ShardContext || kvHeads == 1)
+				result := func() (y []float32) {
+					t.Helper()
+					v := chains[1].out.Value()
+					if !scattered {
+						return onMember(t, v, 0)
+					}
+					seen["scattered"] = true
+					for row := range rows {
+						for m := range n {
+							part := onMember(t, v, m)
+							each := len(part) / rows
+							y = append(y, part[row*each:][:each]...)
+						}
+					}
+					return y
+				}
+				y, first := chains[1].out.Value(), result()
 				if waits != nil {
 					if w := waits(); w != 2*(n-1) { // one fork, one join
 						t.Errorf("%s: %d waits", what, w)
 					}
 				}
-				for m := 1; m < n; m++ {
+				for m := 1; m < n && !scattered; m++ {
 					if !slices.Equal(first, onMember(t, y, m)) {
 						t.Fatalf("%s, turn %d: members 0 and %d have other bits", what, turn, m)
 					}
@@ -453,7 +474,7 @@ func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() in
 				}
 				if turn < 2 { // the same again
 					noError(t, chains[1].run())
-					if !slices.Equal(first, onMember(t, chains[1].out.Value(), 0)) {
+					if again := result(); !slices.Equal(first, again) {
 						t.Fatalf("%s, turn %d: other bits", what, turn)
 					}
 				}

@@ -119,6 +119,15 @@ func (x *fakeExchange) MergeParts(s *cuda.Stream, o *layers.PartStates, member i
 			}
 			lse[at] = lean.MergeNormalized(out[at*o.Dim:][:o.Dim], parts)
 		}
+		if o.Scatter {
+			own := o.Heads / len(o.Y)
+			var outs, lses []float32
+			for row := range o.Rows {
+				first := row*o.Heads + m*own
+				outs, lses = append(outs, out[first*o.Dim:][:own*o.Dim]...), append(lses, lse[first:][:own]...)
+			}
+			out, lse = outs, lses
+		}
 		y := o.Y[m]
 		y.Len = len(out)
 		if err := fakeStore(y, out); err != nil {

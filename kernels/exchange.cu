@@ -6,8 +6,10 @@
 #define EXCHANGE(name, Params, run) \
   extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS) name(const __grid_constant__ Params p) { run(p); }
 
-EXCHANGE(exchange_all_reduce_few, AllReduceParams, allReduceFew)
-EXCHANGE(exchange_all_reduce_many, AllReduceParams, allReduceMany)
+EXCHANGE(exchange_all_reduce_few, AllReduceParams, allReduceFew<false>)
+EXCHANGE(exchange_all_reduce_many, AllReduceParams, allReduceMany<false>)
+EXCHANGE(exchange_reduce_scatter_few, AllReduceParams, allReduceFew<true>)
+EXCHANGE(exchange_reduce_scatter_many, AllReduceParams, allReduceMany<true>)
 EXCHANGE(exchange_all_gather_few, AllGatherParams, allGatherFew)
 EXCHANGE(exchange_all_gather_many, AllGatherParams, allGatherMany)
 EXCHANGE(exchange_merge_states_few, MergeStatesParams, mergeStatesFew)

@@ -20,8 +20,9 @@ struct AllReduceParams {
   const float* x[EXCHANGE_MEMBERS]; // of each member, in its memory
   float* y[EXCHANGE_MEMBERS];
   const float *bias, *residual;     // of this one; may be null
-  long long count;                  // elements
-  int n;                            // of a row
+  long long count;                  // elements that a member gets
+  int n;                            // of a row of x
+  int own;                          // of a row of y, if each member gets columns of its own, a multiple of four
 };
 
 constexpr int EXCHANGE_LISTS = 3; // gathered by one launch, at most
@@ -47,6 +48,7 @@ struct MergeStatesParams {
   void* y;                       // of this one: rows of all heads
   float* yLse;                   // may be null
   int rows, heads, dim, kind, places;
+  int own; // heads of y, if each member gets its heads alone: then there is one group; 0: y has all
 };
 
 // The words of four floats of a member.
@@ -112,6 +114,12 @@ struct Addends {
   }
 };
 
+// Four number i of the columns that a member gets, if each gets some.
+__device__ __forceinline__ float4 fourOf(const AllReduceParams& p, const float* x, int member, long long i) {
+  const long long at = 4 * i, column = remainder(at, p.own);
+  return *(const float4*)(x + (at - column) / p.own * p.n + (long long)member * p.own + column);
+}
+
 // What each of them begins with: nothing is read or written before.
 __device__ __forceinline__ void beginExchange() {
   waitForEarlier();
@@ -119,7 +127,8 @@ __device__ __forceinline__ void beginExchange() {
 }
 
 // y = x_0 + x_1 + ... + bias + residual, in this order, of few elements: each member sends its own to all
-// others, and adds up all.
+// others, and adds up all. SCATTER: each member gets the sum of its columns alone, without bias and residual.
+template <bool SCATTER>
 __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
   beginExchange();
   const ExchangeGroup& g = p.group;
@@ -128,17 +137,21 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
   const float* x = p.x[g.me];
 #pragma unroll 1
   for (long long i = first; i < fours; i += step) {
-    const float4 v = loadFour(x, i, p.count);
+    float4 v;
+    if (!SCATTER) v = loadFour(x, i, p.count);
 #pragma unroll
     for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-      if (m < g.members && m != g.me && !round.failed) round.send(m, i, v);
+      if (m < g.members && m != g.me && !round.failed) {
+        if (SCATTER) v = fourOf(p, x, m, i);
+        round.send(m, i, v);
+      }
   }
   round.begun();
 #pragma unroll 1
   for (long long i = first; i < fours; i += step) {
-    const float4 own = loadFour(x, i, p.count); // y may be x: it is written below
+    const float4 own = SCATTER ? fourOf(p, x, g.me, i) : loadFour(x, i, p.count); // y may be x: it is written below
     Addends addends;
-    addends.load(p, i);
+    if (!SCATTER) addends.load(p, i);
     TaggedFloats words[EXCHANGE_MEMBERS];
     const u64* inbox = round.words(g.me, 0, 2 * i);
     int missing;
@@ -158,11 +171,12 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
       const float4 v = m == g.me ? own : words[m].floats();
       sum = m == 0 ? v : sum + v;
     }
-    storeFour(p.y[g.me], i, p.count, addends.to(p, sum));
+    storeFour(p.y[g.me], i, p.count, SCATTER ? sum : addends.to(p, sum));
   }
 }
 
 // The same of many: member i adds up slice i, and writes it for all.
+template <bool SCATTER>
 __device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
   __shared__ int lost;
   if (threadIdx.x == 0) lost = 0;
@@ -174,25 +188,29 @@ __device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
   if (!round.await(0, lost)) return;
   constexpr int EACH = 2;
   const long long fours = (p.count + 3) / 4, step = (long long)gridDim.x * EXCHANGE_THREADS;
-  const long long end = fours * (g.me + 1) / g.members;
+  const long long begin = SCATTER ? 0 : fours * g.me / g.members, end = SCATTER ? fours : fours * (g.me + 1) / g.members;
 #pragma unroll 1
-  for (long long i = fours * g.me / g.members + (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < end; i += EACH * step) {
+  for (long long i = begin + (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < end; i += EACH * step) {
     float4 v[EACH][EXCHANGE_MEMBERS]; // all are asked for at the same time
 #pragma unroll
     for (int j = 0; j < EACH; j++)
 #pragma unroll
       for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-        if (m < g.members && i + j * step < end) v[j][m] = loadFour(p.x[m], i + j * step, p.count);
+        if (m < g.members && i + j * step < end) v[j][m] = SCATTER ? fourOf(p, p.x[m], g.me, i + j * step) : loadFour(p.x[m], i + j * step, p.count);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
       const long long at = i + j * step;
       if (at >= end) break;
       Addends addends;
-      addends.load(p, at);
+      if (!SCATTER) addends.load(p, at);
       float4 sum = v[j][0];
 #pragma unroll
       for (int m = 1; m < EXCHANGE_MEMBERS; m++)
         if (m < g.members) sum = sum + v[j][m];
+      if (SCATTER) {
+        storeFour(p.y[g.me], at, p.count, sum);
+        continue;
+      }
       const float4 y = addends.to(p, sum);
       for (int m = 0; m < g.members; m++) storeFour(p.y[m], at, p.count, y);
     }
@@ -297,8 +315,9 @@ __device__ __forceinline__ void allGatherMany(const AllGatherParams& p) {
 
 // The states that merge to four columns of a row and head: of each member, and the one that all have. Who has none of it has a
 // log-sum-exp of -Inf and zeros.
+template <int MEMBERS>
 struct StatesOfFour {
-  static constexpr int ALL = EXCHANGE_MEMBERS + 1;
+  static constexpr int ALL = MEMBERS + 1;
   float lse[ALL];
   float4 out[ALL];
 
@@ -331,50 +350,66 @@ struct StatesOfFour {
   }
 };
 
-// Where four columns are: their row and head, and the members that have states of it.
+// Where four columns are that a member merges: their row and head, and the members that have states of it.
 struct FourOfStates {
   int at;                 // row * heads + head
+  int to;                 // the same in y
   int column, begin, end; // begin, end: of the members
-  __device__ __forceinline__ FourOfStates(const MergeStatesParams& p, int i) {
+  __device__ __forceinline__ FourOfStates(const MergeStatesParams& p, int member, int i) {
     const int fours = p.dim / 4, groups = p.group.members / p.places;
-    at = i / fours;
-    column = (i - at * fours) * 4;
+    at = to = i / fours;
+    column = (i - to * fours) * 4;
+    if (p.own) {
+      const int row = to / p.own;
+      at = row * p.heads + member * p.own + to - row * p.own;
+    }
     begin = at % p.heads / (p.heads / groups) * p.places;
     end = begin + p.places;
   }
+  __device__ __forceinline__ float4 load(const MergeStatesParams& p, const float* out) const { return *(const float4*)(out + (long long)at * p.dim + column); }
+
+  template <int MEMBERS>
+  __device__ __forceinline__ void merge(const MergeStatesParams& p, const StatesOfFour<MEMBERS>& states) const { states.merge(p, to, column); }
 };
+
+// The fours that a member merges.
+__device__ __forceinline__ int foursOf(const MergeStatesParams& p) { return p.rows * (p.own ? p.own : p.heads) * (p.dim / 4); }
 
 // y is the states of all members merged, of few elements: each sends its own to all others.
 __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
   beginExchange();
   const ExchangeGroup& g = p.group;
   Exchange round(g);
-  const int fours = p.rows * p.heads * (p.dim / 4), lses = 2 * fours; // words of log-sum-exps are behind those of outputs
+  const int fours = foursOf(p), lses = 2 * fours; // words of log-sum-exps are behind those of outputs
   const int first = blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = gridDim.x * EXCHANGE_THREADS;
-  const float4* out = (const float4*)p.out[g.me];
-  const float* lse = p.lse[g.me];
+  const float *out = p.out[g.me], *lse = p.lse[g.me];
 #pragma unroll 1
   for (int i = first; i < fours; i += step) {
-    const FourOfStates four(p, i);
+    FourOfStates four(p, g.me, i); // the same for all members, unless each gets its heads
     if (g.me < four.begin || g.me >= four.end) continue;
-    const float4 v = out[i];
-    const float l = four.column == 0 ? lse[four.at] : 0.f;
+    float4 v = four.load(p, out);
+    float l = lse[four.at];
     for (int m = 0; m < g.members; m++) {
       if (m == g.me || round.failed) continue;
+      if (p.own) {
+        four = FourOfStates(p, m, i);
+        v = four.load(p, out);
+        l = lse[four.at];
+      }
       round.send(m, i, v);
       if (four.column == 0)
-        asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(round.words(m, g.me, lses + four.at)), "l"((u64)round.tag << 32 | __float_as_uint(l)) : "memory");
+        asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(round.words(m, g.me, lses + four.to)), "l"((u64)round.tag << 32 | __float_as_uint(l)) : "memory");
     }
   }
   round.begun();
 #pragma unroll 1
   for (int i = first; i < fours; i += step) {
-    const FourOfStates four(p, i);
-    StatesOfFour all;
-    if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = ((const float4*)p.ownOut)[i], all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
+    const FourOfStates four(p, g.me, i);
+    StatesOfFour<EXCHANGE_MEMBERS> all;
+    if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = four.load(p, p.ownOut), all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
     TaggedFloats words[EXCHANGE_MEMBERS];
     u64 tagged[EXCHANGE_MEMBERS];
-    const u64 *outs = round.words(g.me, 0, 2 * i), *logs = round.words(g.me, 0, lses + four.at);
+    const u64 *outs = round.words(g.me, 0, 2 * i), *logs = round.words(g.me, 0, lses + four.to);
     int missing;
     do { // all are asked for at the same time
 #pragma unroll
@@ -391,10 +426,34 @@ __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
 #pragma unroll
     for (int m = 0; m < EXCHANGE_MEMBERS; m++) {
       if (m < four.begin || m >= four.end) continue;
-      all.out[m] = m == g.me ? out[i] : words[m].floats();
+      all.out[m] = m == g.me ? four.load(p, out) : words[m].floats();
       all.lse[m] = m == g.me ? lse[four.at] : __uint_as_float((u32)tagged[m]);
     }
-    all.merge(p, four.at, four.column);
+    four.merge(p, all);
+  }
+}
+
+// Merges fours of many, of at most MEMBERS members. EACH of them are asked for at the same time: a load from another GPU takes a microsecond or two.
+template <int MEMBERS, int EACH>
+__device__ __forceinline__ void mergeFours(const MergeStatesParams& p) {
+  const int fours = foursOf(p), step = gridDim.x * EXCHANGE_THREADS; // with some steps more they are no more than an int has
+#pragma unroll 1
+  for (int i = blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < fours; i += EACH * step) {
+    StatesOfFour<MEMBERS> all[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      if (i + j * step >= fours) break;
+      const FourOfStates four(p, p.group.me, i + j * step);
+      if (p.ownOut != nullptr) all[j].out[MEMBERS] = four.load(p, p.ownOut), all[j].lse[MEMBERS] = p.ownLse[four.at];
+#pragma unroll
+      for (int m = 0; m < MEMBERS; m++)
+        if (m >= four.begin && m < four.end) all[j].out[m] = four.load(p, p.out[m]), all[j].lse[m] = p.lse[m][four.at];
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      if (i + j * step >= fours) break;
+      FourOfStates(p, p.group.me, i + j * step).merge(p, all[j]);
+    }
   }
 }
 
@@ -403,22 +462,14 @@ __device__ __forceinline__ void mergeStatesMany(const MergeStatesParams& p) {
   __shared__ int lost;
   if (threadIdx.x == 0) lost = 0;
   beginExchange();
-  const ExchangeGroup& g = p.group;
-  Exchange round(g);
+  Exchange round(p.group);
   round.tell(0); // this one's are there, since what made them is ahead of the kernel
   round.begun();
   if (!round.await(0, lost)) return;
-  const int fours = p.rows * p.heads * (p.dim / 4), step = gridDim.x * EXCHANGE_THREADS; // with a step more they are no more than an int has
-#pragma unroll 1
-  for (int i = blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < fours; i += step) {
-    const FourOfStates four(p, i);
-    StatesOfFour all;
-    if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = ((const float4*)p.ownOut)[i], all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
-#pragma unroll
-    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-      if (m >= four.begin && m < four.end) all.out[m] = ((const float4*)p.out[m])[i], all.lse[m] = p.lse[m][four.at];
-    all.merge(p, four.at, four.column);
-  }
+  if (p.group.members == 2)
+    mergeFours<2, 4>(p);
+  else
+    mergeFours<EXCHANGE_MEMBERS, 1>(p);
   round.tell(1); // who knows that may write its own again
   round.await(1, lost);
 }

@@ -11,7 +11,7 @@
 //   - [CrossEntropy]: the loss of a language model, without all logits in memory; [Backpropagate]: gradients; [AdamW], [SGD]: solvers
 //   - [ArgMax], [Sample]: choice of tokens
 //   - [Add], [Mul], [Scale], [Convert], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
-//   - [MergeStates]: merging of attention over disjoint keys
+//   - [MergeStates]: merging of attention over disjoint keys; [SumParts]: sums of parts, over several GPUs too
 //   - [AllReduce], [Broadcast], [MergeRanks]: collectives of several processes
 //
 // Common to all nodes:
@@ -20,7 +20,7 @@
 //   - Arguments are checked when the node is made, and values before each run. No panic leaves the package.
 //   - Errors wrap the sentinels of package leanattention (ErrShape, ErrDType, ...).
 //   - Nodes of equal parameters and inputs are one node in Gorgonia: hashes have each parameter.
-//   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [HeadLinear] and [MergeStates] are
+//   - Gradients are computed where the inputs are, on a GPU on the tape machine alone. On a GPU, those of [HeadLinear], [MergeStates] and [SumParts] are
 //     ErrUnsupported. ArgMax, Sample and collectives have no gradients.
 //   - Sequences of different lengths need no padding but in attention: the example Packed has their rows one after another, and an
 //     [Embedding] before and behind attention. So it trains on packed documents, on GPUs too.

@@ -64,7 +64,7 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, embeddingCase(rng, true), embeddingCase(rng, false))
 	cases = append(cases, elementCases(rng)...)
 	cases = append(cases, moveCases(rng)...)
-	cases = append(cases, gradientsInHost(stateCases(rng)...)...)
+	cases = append(cases, gradientsInHost(append(stateCases(rng), sumPartsCases(rng)...)...)...)
 	return append(cases, rotaryCases(rng)...)
 }
 

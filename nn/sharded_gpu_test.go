@@ -277,6 +277,7 @@ func testPerGPU(t *testing.T, members int) {
 				t.Fatal(err)
 			}
 			all = append(all, qk...)
+			keep(nn.SumParts(qk[1], members)) // of which each GPU has one, or may have
 			h := qk[1]
 			if heads { // of each GPU's own
 				h = keep(nn.QKNorm(h, small[j], 1e-5))

@@ -157,19 +157,24 @@ func (p *DevicePlan) exchange(op string, c *Call, qkv *ongpu.QKV) (Exchanging, e
 
 // attendMerging is Attend for a cache that is sharded by context, if all members have the queries, keys and values. Each member attends to
 // its part of each sequence and, if a sequence has several new tokens, to the new tokens among themselves. Then every member merges the states
-// of all members.
+// of all members. If each member has the queries of its heads, and one group has all heads, a member merges its heads alone; otherwise all heads.
 func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, lse G.Value, err error) {
 	lead := p.pages.GPU
 	n, g := len(lead.Members), &p.geometry
 	works, fresh, states := make([]memberLayer, n), make([]ongpu.AttentionOperands, n), make([]*cuda.Buffer, n)
 	merge := &layers.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.shards}
 	gather := gathering{qkv: *qkv}
+	outShape, lseShape := c.Rows.outShape(g.ValueDim), c.Rows.LSEShape()
+	of := func(shape tensor.Shape) tensor.Shape { return shape } // of a member
+	if merge.Scatter = qkv[0].Shards != nil && p.pages.shards == n && g.Heads%n == 0; merge.Scatter {
+		of = p.share
+	}
 	ready := func(i int, sub *queue.Submission) error {
 		mine, err := gather.ready(sub, lead, c, i)
 		if err != nil {
 			return err
 		}
-		w, err := p.readyMember(sub, c, i, mine, 0, c.Rows.outShape(g.ValueDim), c.Rows.LSEShape())
+		w, err := p.readyMember(sub, c, i, mine, 0, of(outShape), of(lseShape))
 		if err != nil {
 			return err
 		}
@@ -234,6 +239,10 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if merge.Scatter {
+		out, lse = p.byMember(c, works)
+		return out, lse, nil
 	}
 	o, l := works[0].out, works[0].lse
 	for i := range works[1:] {

@@ -265,13 +265,12 @@ func (p *DevicePlan) attendPerMember(c *Call, qkv *ongpu.QKV) (out, lse G.Value,
 	lead := p.pages.GPU
 	p.lay(true)
 	n := len(lead.Members)
-	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
 	outShape, lseShape := c.Rows.outShape(p.geometry.ValueDim), c.Rows.LSEShape()
 	works := make([]memberLayer, n)
 	ready := func(i int, sub *queue.Submission) (err error) {
 		mine := ongpu.QKV{qkv[0].On(i), qkv[1].On(i), qkv[2].On(i)}
 		first, _ := p.pages.Parts[i].heads.Queries(&p.geometry)
-		works[i], err = p.readyMember(sub, c, i, mine, first, share(outShape), share(lseShape))
+		works[i], err = p.readyMember(sub, c, i, mine, first, p.share(outShape), p.share(lseShape))
 		return err
 	}
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {
@@ -291,18 +290,29 @@ func (p *DevicePlan) attendPerMember(c *Call, qkv *ongpu.QKV) (out, lse G.Value,
 	if err != nil {
 		return nil, nil, err
 	}
-	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*memberLayer) *ongpu.Tensor) G.Value {
-		d := lead.TensorOf(ongpu.Content{Shape: shape, DType: t, Axis: 1, Made: true})
+	out, lse = p.byMember(c, works)
+	return out, lse, nil
+}
+
+// share returns the shape of a member's part of a result that is sharded by heads.
+func (p *DevicePlan) share(shape tensor.Shape) tensor.Shape {
+	return tensor.Shape{shape[0], shape[1] / len(p.pages.GPU.Members)}
+}
+
+// byMember returns results of which each member has those of its heads.
+func (p *DevicePlan) byMember(c *Call, works []memberLayer) (out, lse G.Value) {
+	of := func(t tensor.Dtype, shape tensor.Shape, made func(*memberLayer) *ongpu.Tensor) G.Value {
+		d := p.pages.GPU.TensorOf(ongpu.Content{Shape: shape, DType: t, Axis: 1, Made: true})
 		for i := range works {
 			d.Shards = append(d.Shards, made(&works[i]))
 		}
 		return d.Value()
 	}
-	out = byMember(c.Rows.Query, outShape, func(w *memberLayer) *ongpu.Tensor { return w.out })
+	out = of(c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim), func(w *memberLayer) *ongpu.Tensor { return w.out })
 	if c.LSE {
-		lse = byMember(c.Rows.LSEType(), lseShape, func(w *memberLayer) *ongpu.Tensor { return w.lse })
+		lse = of(c.Rows.LSEType(), c.Rows.LSEShape(), func(w *memberLayer) *ongpu.Tensor { return w.lse })
 	}
-	return out, lse, nil
+	return out, lse
 }
 
 // lay sets the strides of queries and results: perMember means that a row has only the member's heads.

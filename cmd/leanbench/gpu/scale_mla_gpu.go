@@ -61,21 +61,31 @@ func (s *scaling) measureMLAGPUs(cases []mlaLayer) (err error) {
 	return nil
 }
 
-// mlaLayerCase has one GPU and several take turns, these in both ways.
+// mlaWaysOnGPUs are the ways of several GPUs. Each GPU has some tokens of the context, or a part of each latent vector, or all latent vectors
+// and some heads.
+var mlaWaysOnGPUs = []string{"context over %d GPUs", "TPLA over %d GPUs", "heads over %d GPUs"}
+
+const (
+	byContext = iota
+	byLatents
+	byHeads
+)
+
+// mlaLayerCase has one GPU and several GPUs take turns, several in all ways.
 func (s *scaling) mlaLayerCase(c mlaLayer, gpus []*device.GPU) (err error) {
 	var contenders []measure.Contender
 	var bars []float64
 	for _, g := range gpus {
 		n := len(g.Members())
-		for way, bar := range []float64{c.context, c.tpla} {
+		for way, bar := range []float64{c.context, c.tpla, 0} {
 			name := gpusName(1)
 			switch {
 			case n == 1 && way > 0:
 				continue
 			case n > 1:
-				name = fmt.Sprintf([]string{"context over %d GPUs", "TPLA over %d GPUs"}[way], n)
+				name = fmt.Sprintf(mlaWaysOnGPUs[way], n)
 			}
-			r, err := newMLALayerStep(c, g, way > 0)
+			r, err := newMLALayers(c, g, way)
 			defer func() { err = errors.Join(err, r.close()) }()
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
@@ -89,7 +99,7 @@ func (s *scaling) mlaLayerCase(c mlaLayer, gpus []*device.GPU) (err error) {
 	}
 	for i, t := range times {
 		row := s.report.Row(tableMLAGPUs, c.String(), contenders[i].Name)
-		row.Add(measure.LayerMicros, 1e6*t.Median(), nil)
+		row.Add(measure.LayerMicros, 1e6*t.Median()/recordedLayers, nil)
 		if i > 0 {
 			row.Add(measure.OverOneGPU, t.Faster(times[0]), measure.Only(bars[i] > 0, measure.AtLeast(bars[i])))
 		}
@@ -97,7 +107,10 @@ func (s *scaling) mlaLayerCase(c mlaLayer, gpus []*device.GPU) (err error) {
 	return nil
 }
 
-// mlaLayerStep is a recorded layer of a decode step. With TPLA, the parts of latent vectors are KV heads, one on each GPU.
+// recordedLayers is the layers of a recording: as in a model, GPUs fork and join once for several layers.
+const recordedLayers = 4
+
+// mlaLayerStep is recorded layers of a decode step. With TPLA, the parts of latent vectors are KV heads, one on each GPU.
 type mlaLayerStep struct {
 	gpu       *device.GPU
 	cache     *la.Cache
@@ -108,22 +121,24 @@ type mlaLayerStep struct {
 	recording *device.Recording
 }
 
-func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, err error) {
+func newMLALayers(c mlaLayer, gpu *device.GPU, way int) (r *mlaLayerStep, err error) {
 	r = &mlaLayerStep{gpu: gpu}
 	const (
 		page, chunk = 64, 2048
 		replicated  = -1
 	)
-	parts, shard, axis := 1, la.ShardContext, replicated
-	if n := len(gpu.Members()); tpla {
+	// Queries are where a model's layers leave them: each GPU has those of its heads or, with TPLA, those of all heads to its part of latent
+	// vectors.
+	parts, shard, axis := 1, []la.Shard{la.ShardContext, la.ShardHeads, la.ShardHeads}[way], replicated
+	if n := len(gpu.Members()); way == byLatents {
 		if c.latent%n != 0 {
 			return r, fmt.Errorf("%d elements of a latent vector over %d GPUs: want a divisor", c.latent, n)
 		}
-		parts, shard, axis = n, la.ShardHeads, 1
+		parts, axis = n, 1
 	}
 	latent := c.latent / parts
 	dim := latent + c.rope
-	r.cache, err = la.NewCache(la.CacheConfig{Layers: 1, KVHeads: parts, HeadDim: dim, ValueDim: latent, ValuesInKeys: true, DType: la.BFloat16, PageSize: page,
+	r.cache, err = la.NewCache(la.CacheConfig{Layers: recordedLayers, KVHeads: parts, HeadDim: dim, ValueDim: latent, ValuesInKeys: true, DType: la.BFloat16, PageSize: page,
 		Pages: c.batch * (c.keys/page + 2*len(gpu.Members())), Device: gpu, Shard: shard})
 	if err != nil {
 		return r, err
@@ -140,14 +155,13 @@ func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, e
 		r.tensors = append(r.tensors, d)
 		return G.NewTensor(g, as, 2, G.WithShape(rows, columns), G.WithName(name), G.WithValue(d)), nil
 	}
-	// attention returns the attention of rows with some heads for each KV head.
-	attention := func(rows, heads int) (*la.Step, *G.Node, error) {
-		step, err := r.cache.NewStep(rows)
-		if err != nil {
+	// attention returns the attention of rows with some heads for each KV head, of all layers.
+	attention := func(rows, heads, queries int) (step *la.Step, all []*G.Node, err error) {
+		if step, err = r.cache.NewStep(rows); err != nil {
 			return nil, nil, err
 		}
 		g := G.NewGraph()
-		q, err := there(g, "q", tensor.Float32, axis, rows, parts*heads*dim)
+		q, err := there(g, "q", tensor.Float32, queries, rows, parts*heads*dim)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -155,8 +169,14 @@ func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, e
 		if err != nil {
 			return nil, nil, err
 		}
-		y, err := la.CachedAttention(q, k, nil, step.Layer(0), la.WithCausal(), la.WithScale(1/math.Sqrt(192)), la.WithMixedPrecision())
-		return step, y, err
+		for i := range recordedLayers {
+			y, err := la.CachedAttention(q, k, nil, step.Layer(i), la.WithCausal(), la.WithScale(1/math.Sqrt(192)), la.WithMixedPrecision())
+			if err != nil {
+				return nil, nil, err
+			}
+			all = append(all, y)
+		}
+		return step, all, nil
 	}
 	appends := make([]la.Append, c.batch)
 	for i := range appends {
@@ -164,11 +184,11 @@ func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, e
 			return r, err
 		}
 	}
-	fill, y, err := attention(chunk, 1)
+	fill, all, err := attention(chunk, len(gpu.Members())/parts, []int{replicated, 1, 1}[way])
 	if err != nil {
 		return r, err
 	}
-	run := r.runs(y)
+	run := r.runs(all[0].Graph())
 	for _, a := range appends {
 		for a.Seq.Len() < c.keys {
 			if err := fill.Run([]la.Append{{Seq: a.Seq, Tokens: min(chunk, c.keys-a.Seq.Len())}}, run); err != nil {
@@ -179,37 +199,48 @@ func newMLALayerStep(c mlaLayer, gpu *device.GPU, tpla bool) (r *mlaLayerStep, e
 	for i := range appends {
 		appends[i].Tokens = 1
 	}
-	if r.step, y, err = attention(c.batch, c.heads); err != nil {
+	if r.step, all, err = attention(c.batch, c.heads, 1); err != nil {
 		return r, err
 	}
-	values, err := there(y.Graph(), "values", la.BFloat16, 0, parts*c.heads*c.value, latent)
-	if err != nil {
-		return r, err
-	}
-	if y, err = nn.HeadLinear(y, values, parts*c.heads, nn.WithMixedPrecision()); err != nil {
-		return r, err
-	}
-	// With TPLA each GPU has the whole matrix, and the sum is that of the parts' results.
-	project, err := there(y.Graph(), "project", la.BFloat16, 1, c.width, parts*c.heads*c.value)
-	if err != nil {
-		return r, err
-	}
-	if r.out, err = nn.Linear(y, project, nil, nn.WithMixedPrecision()); err != nil {
-		return r, err
+	for i, y := range all {
+		values, err := there(y.Graph(), fmt.Sprint("values", i), la.BFloat16, 0, parts*c.heads*c.value, latent)
+		if err != nil {
+			return r, err
+		}
+		if y, err = nn.HeadLinear(y, values, parts*c.heads, nn.WithMixedPrecision()); err != nil {
+			return r, err
+		}
+		if parts > 1 {
+			if y, err = nn.SumParts(y, parts); err != nil {
+				return r, err
+			}
+		}
+		project, err := there(y.Graph(), fmt.Sprint("project", i), la.BFloat16, 1, c.width, c.heads*c.value)
+		if err != nil {
+			return r, err
+		}
+		options := []nn.Option{nn.WithMixedPrecision()}
+		if i > 0 {
+			options = append(options, nn.WithResidual(r.out))
+		}
+		if r.out, err = nn.Linear(y, project, nil, options...); err != nil {
+			return r, err
+		}
 	}
 	if err := r.step.Set(appends); err != nil {
 		return r, err
 	}
-	if run = r.runs(r.out); run() != nil { // nodes have their memory
-		return r, run()
+	run = r.runs(r.out.Graph())
+	if err := run(); err != nil { // nodes have their memory
+		return r, err
 	}
 	r.recording, err = gpu.Record(run)
 	return r, err
 }
 
 // runs returns the run of a graph.
-func (r *mlaLayerStep) runs(y *G.Node) func() error {
-	vm := G.NewTapeMachine(y.Graph())
+func (r *mlaLayerStep) runs(g *G.ExprGraph) func() error {
+	vm := G.NewTapeMachine(g)
 	r.vms = append(r.vms, vm)
 	return func() error {
 		defer vm.Reset()

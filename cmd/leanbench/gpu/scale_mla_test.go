@@ -97,7 +97,7 @@ func TestMLARefused(t *testing.T) {
 	}
 }
 
-// TestMLAGPUs: two emulated GPUs are measured against one in both ways. By context, they compute what one does.
+// TestMLAGPUs: two emulated GPUs are measured against one in all ways. By context and by heads, they compute what one does.
 func TestMLAGPUs(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
@@ -106,8 +106,8 @@ func TestMLAGPUs(t *testing.T) {
 	if err := s.measureMLAGPUs([]mlaLayer{c}); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"context over 2 GPUs", "TPLA over 2 GPUs"} {
-		if f := s.report.Find(c.String(), name, measure.OverOneGPU); f == nil || f.Bar == nil || !(f.Value > 0) {
+	for _, name := range []string{"context over 2 GPUs", "TPLA over 2 GPUs", "heads over 2 GPUs"} {
+		if f := s.report.Find(c.String(), name, measure.OverOneGPU); f == nil || (f.Bar == nil) != (name == "heads over 2 GPUs") || !(f.Value > 0) {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
@@ -118,8 +118,11 @@ func TestMLAGPUs(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for _, gpu := range gpus {
-		r, e := newMLALayerStep(c, gpu, false)
+	for _, at := range []struct {
+		gpu *device.GPU
+		way int
+	}{{gpus[0], byContext}, {gpus[1], byContext}, {gpus[1], byHeads}} {
+		r, e := newMLALayers(c, at.gpu, at.way)
 		if err = errors.Join(err, e); err != nil {
 			t.Fatal(err)
 		}
@@ -133,9 +136,11 @@ func TestMLAGPUs(t *testing.T) {
 		}
 	}
 	largest := float64(slices.Max(outs[0]))
-	for i, want := range outs[0] {
-		if got := outs[1][i]; !(math.Abs(float64(got-want)) < 0.01*largest) {
-			t.Fatalf("element %d: %v, want %v, of at most %v", i, got, want, largest)
+	for way, out := range outs[1:] {
+		for i, want := range outs[0] {
+			if got := out[i]; !(math.Abs(float64(got-want)) < 0.01*largest) {
+				t.Fatalf("way %d, element %d: %v, want %v, of at most %v", way, i, got, want, largest)
+			}
 		}
 	}
 }

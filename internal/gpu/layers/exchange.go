@@ -25,6 +25,7 @@ const (
 	exchangeInbox   = exchangeFlags + 2*exchangeMembers*exchangeBlocks*4
 	exchangeEach    = 4
 	exchangeLists   = 3
+	exchangeAhead   = 5 // steps of a grid that a kernel may count beyond the end
 )
 
 // MostMembers is the largest number of GPUs of an [Exchange].
@@ -80,9 +81,9 @@ type Exchange struct {
 
 // exchangeKernels are the kernels of one device.
 type exchangeKernels struct {
-	allReduce, allGather, mergeStates [2]*cuda.Function // for few elements, and for many
-	allArgMax                         *cuda.Function
-	nothing                           *cuda.Function
+	allReduce, reduceScatter, allGather, mergeStates [2]*cuda.Function // for few elements, and for many
+	allArgMax                                        *cuda.Function
+	nothing                                          *cuda.Function
 }
 
 // exchangeGroup is struct ExchangeGroup.
@@ -99,8 +100,7 @@ type allReduceParams struct {
 	x, y           [exchangeMembers]uint64
 	bias, residual uint64
 	count          int64
-	n              int32
-	_              [4]byte
+	n, own         int32
 }
 
 // gatherList is struct GatherList.
@@ -199,6 +199,7 @@ func loadExchange(dev *cuda.Device) (*exchangeKernels, error) {
 	k := new(exchangeKernels)
 	for name, f := range map[string]**cuda.Function{
 		"exchange_all_reduce_few": &k.allReduce[0], "exchange_all_reduce_many": &k.allReduce[1],
+		"exchange_reduce_scatter_few": &k.reduceScatter[0], "exchange_reduce_scatter_many": &k.reduceScatter[1],
 		"exchange_all_gather_few": &k.allGather[0], "exchange_all_gather_many": &k.allGather[1],
 		"exchange_merge_states_few": &k.mergeStates[0], "exchange_merge_states_many": &k.mergeStates[1],
 		"exchange_all_arg_max": &k.allArgMax, "exchange_nothing": &k.nothing,
@@ -285,9 +286,13 @@ func (x *Exchange) Close() error {
 // of Rows x N elements of float32, summed in this order: all members get the same bits. Each list has an element of
 // each member, in the member's memory. B, of N elements, and Residual may have no buffer, on all members alike, and
 // are equal on all members. Y of a member may be its X or its Residual.
+//
+// With Scatter, Y of member i has the sums of columns i*N/members up to (i+1)*N/members alone. Then N is a multiple of four times the number
+// of members, Y is not an X, and there are neither B nor Residual.
 type AllReduce struct {
 	Rows, N           int
 	X, B, Residual, Y []gpu.Memory // one for each member; B and Residual may be nil
+	Scatter           bool
 }
 
 // AllGather is the operands of Y = the columns of all members side by side, of Rows rows of float32. Member i has
@@ -404,10 +409,16 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 	if o.Rows < 1 || o.N < 1 || o.N > math.MaxInt32 || o.Rows > math.MaxInt/4/o.N {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
 	}
-	count := o.Rows * o.N
-	all, row := func(int) int { return count }, func(int) int { return o.N }
+	count, members := o.Rows*o.N, len(x.engines)
+	all, row, own := func(int) int { return count }, func(int) int { return o.N }, count
+	if o.Scatter {
+		if o.N%(exchangeEach*members) != 0 || o.B != nil || o.Residual != nil {
+			return gpu.Errorf(op, attn.ErrShape, "rows of %d elements, to scatter over %d members: want a multiple of %d, and no bias and residual", o.N, members, exchangeEach*members)
+		}
+		own /= members
+	}
 	for _, err := range []error{
-		x.operands(op, "x", o.X, false, all), x.operands(op, "y", o.Y, false, all),
+		x.operands(op, "x", o.X, false, all), x.operands(op, "y", o.Y, false, func(int) int { return own }),
 		x.operands(op, "b", o.B, true, row), x.operands(op, "the residual", o.Residual, true, all),
 	} {
 		if err != nil {
@@ -415,15 +426,21 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 		}
 	}
 	bias, residual := at(o.B, member), at(o.Residual, member)
-	p := allReduceParams{group: x.group(member), bias: bias.AddressOr0(), residual: residual.AddressOr0(), count: int64(count), n: int32(o.N)}
+	p := allReduceParams{group: x.group(member), bias: bias.AddressOr0(), residual: residual.AddressOr0(), count: int64(own), n: int32(o.N)}
 	for i := range x.engines {
 		p.x[i], p.y[i] = o.X[i].Address(), o.Y[i].Address()
 	}
-	many, fours := 0, attn.Ceil(count, exchangeEach)
-	if count > x.few.reduce {
-		many, fours = 1, attn.Ceil(fours, len(x.engines))
+	many, fours, kernels := 0, attn.Ceil(own, exchangeEach), x.kernels[member].allReduce
+	if own > x.few.reduce {
+		many = 1
 	}
-	return launchExchange(d, s, x, x.kernels[member].allReduce[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
+	switch {
+	case o.Scatter:
+		p.own, kernels = int32(o.N/members), x.kernels[member].reduceScatter
+	case many == 1:
+		fours = attn.Ceil(fours, members)
+	}
+	return launchExchange(d, s, x, kernels[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
 }
 
 // AllGather queues a member's part, as [Engine.AllReduce] does.

@@ -94,7 +94,7 @@ func onAll(t testing.TB, rng *rand.Rand, members int, ops []*exchanged) {
 // recorded, as branches of one graph, and replayed with other numbers.
 func testExchange(t *testing.T, r *exchangeGPUs, cases, most int) {
 	rng := reftest.Rand(t)
-	seen, kinds := map[string]bool{}, 8
+	seen, kinds := map[string]bool{}, 12
 	choose := reftest.Every(t) || most >= 1<<16 || len(r.devs) <= 3 // which takes an emulator of many GPUs long
 	if choose {
 		kinds++

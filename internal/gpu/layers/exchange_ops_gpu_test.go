@@ -50,7 +50,16 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 	members := len(r.devs)
 	o := &AllReduce{Rows: rows, N: n}
 	withBias, withResidual := rng.IntN(2) == 0, rng.IntN(2) == 0
+	if rng.IntN(3) == 0 {
+		o.Scatter, withBias, withResidual, in = true, false, false, 0
+		n = attn.Ceil(n, 4*members) * 4 * members
+		o.N = n
+	}
 	count := rows * n
+	own := count // elements of y
+	if o.Scatter {
+		own /= members
+	}
 	xs, bias, residual := make([][]float32, members), make([]float32, n), make([]float32, count)
 	held := make([][]gpu.Memory, members)
 	const slack = 12 // behind y, which stays as it is
@@ -73,13 +82,13 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 		case in == 2 && withResidual:
 			o.Y = append(o.Y, o.Residual[m])
 		default:
-			o.Y = append(o.Y, keep(gpu.Memory{DType: attn.Float32, Len: count + slack}))
+			o.Y = append(o.Y, keep(gpu.Memory{DType: attn.Float32, Len: own + slack}))
 			held[m][len(held[m])-1].Buffer = nil
 			r.devs[m].Poison(t, &o.Y[m])
 			held[m][len(held[m])-1] = o.Y[m]
 		}
 	}
-	e := &exchanged{kind: "all-reduce", most: count, what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %v elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
+	e := &exchanged{kind: fmt.Sprintf("all-reduce, scatter %v", o.Scatter), most: own, what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, scatter %v, bias %v, residual %v, in place %d, at most %v elements as words", members, rows, n, o.Scatter, withBias, withResidual, in, r.x.few)}
 	e.queue = func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
 	e.draw = func(rng *rand.Rand) {
 		scale := math.Pow(10, float64(rng.IntN(5)-2))
@@ -108,7 +117,18 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 	e.check = func() []byte {
 		t.Helper()
 		first := enginetest.Read(t, &o.Y[0])
-		for m := 1; m < members; m++ {
+		if o.Scatter {
+			var parts [][]byte
+			for m := range members {
+				y := enginetest.Read(t, &o.Y[m])
+				if !bytes.Equal(y[4*own:], enginetest.Poisoned(slack, attn.Float32)) {
+					t.Fatalf("%s: member %d writes behind y", e.what, m)
+				}
+				parts = append(parts, y)
+			}
+			first = together(parts, rows, 4*n/members, first[4*own:])
+		}
+		for m := 1; m < members && !o.Scatter; m++ {
 			if !bytes.Equal(first, enginetest.Read(t, &o.Y[m])) {
 				t.Fatalf("%s: members 0 and %d have other bits", e.what, m)
 			}
@@ -137,6 +157,16 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 	e.close = closing(t, held)
 	e.again(rng)
 	return e
+}
+
+// together returns rows of the members' parts side by side, and what comes after them.
+func together(parts [][]byte, rows, each int, tail []byte) (all []byte) {
+	for row := range rows {
+		for _, part := range parts {
+			all = append(all, part[row*each:][:each]...)
+		}
+	}
+	return append(all, tail...)
 }
 
 func closing(t testing.TB, held [][]gpu.Memory) func() {

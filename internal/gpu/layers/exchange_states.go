@@ -19,6 +19,9 @@ import (
 //
 // Consecutive members form groups of Places members. Each group has its share of the heads, in order, and merges the
 // states of these heads: other heads in its members' memory are not read. All members get Y of all heads.
+//
+// With Scatter, which needs one group, Y and YLSE of member i have heads i*Heads/members up to (i+1)*Heads/members alone. Heads is a multiple
+// of the number of members.
 type PartStates struct {
 	Rows, Heads, Dim, Places int
 
@@ -26,6 +29,7 @@ type PartStates struct {
 	Own, OwnLSE []gpu.Memory // one more state for each member; nil: none
 	Y           []gpu.Memory // one for each member: float32, float16 or bfloat16
 	YLSE        []gpu.Memory // one for each member, float32; nil: not wanted
+	Scatter     bool
 }
 
 // mergeStatesParams is struct MergeStatesParams.
@@ -34,7 +38,7 @@ type mergeStatesParams struct {
 	out, lse                       [exchangeMembers]uint64
 	ownOut, ownLse, y, yLse        uint64
 	rows, heads, dim, kind, places int32
-	_                              [4]byte
+	own                            int32
 }
 
 // MergeParts queues a member's part on a stream of the member, in the order of the group's operations. Errors wrap
@@ -46,20 +50,25 @@ func (x *Exchange) MergeParts(s *cuda.Stream, o *PartStates, member int) error {
 		return err
 	}
 	members := len(x.engines)
-	const most = math.MaxInt32 - exchangeBlocks*exchangeThreads // kernels count fours in steps of a grid
+	const most = math.MaxInt32 - exchangeAhead*exchangeBlocks*exchangeThreads // kernels count fours in steps of a grid
 	switch {
 	case o.Rows < 1 || o.Heads < 1 || o.Dim < 4 || o.Dim%4 != 0 || o.Rows > most/o.Heads || o.Rows*o.Heads > most/(o.Dim/4):
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d heads of %d", o.Rows, o.Heads, o.Dim)
 	case o.Places < 1 || members%o.Places != 0 || o.Heads%(members/o.Places) != 0:
 		return gpu.Errorf(op, attn.ErrShape, "%d heads, and %d members of %d places", o.Heads, members, o.Places)
+	case o.Scatter && (o.Places != members || o.Heads%members != 0):
+		return gpu.Errorf(op, attn.ErrShape, "%d heads to scatter over %d members of %d places: want one group, and a multiple of its members", o.Heads, members, o.Places)
 	}
 	states := o.Rows * o.Heads
-	count := states * o.Dim
+	count, merged := states*o.Dim, states // merged: states of Y
+	if o.Scatter {
+		merged /= members
+	}
 	all := func(int) int { return count }
 	for _, err := range []error{
 		x.operands(op, "out", o.Out, false, all), x.loose(op, "lse", o.LSE, false, states),
 		x.operands(op, "the own out", o.Own, true, all), x.loose(op, "the own lse", o.OwnLSE, true, states),
-		x.loose(op, "the merged lse", o.YLSE, true, states),
+		x.loose(op, "the merged lse", o.YLSE, true, merged),
 	} {
 		if err != nil {
 			return err
@@ -72,7 +81,7 @@ func (x *Exchange) MergeParts(s *cuda.Stream, o *PartStates, member int) error {
 		return gpu.Errorf(op, attn.ErrShape, "y of %d members of %d", len(o.Y), members)
 	}
 	for i := range o.Y {
-		if err := o.Y[i].Check(op, fmt.Sprintf("y of member %d", i), count); err != nil {
+		if err := o.Y[i].Check(op, fmt.Sprintf("y of member %d", i), merged*o.Dim); err != nil {
 			return err
 		}
 	}
@@ -83,10 +92,13 @@ func (x *Exchange) MergeParts(s *cuda.Stream, o *PartStates, member int) error {
 	for i := range x.engines {
 		p.out[i], p.lse[i] = o.Out[i].Address(), o.LSE[i].Address()
 	}
-	many := 0
-	if count+2*states > x.few.merge { // words of log-sum-exps are all in one half of an inbox
+	if o.Scatter {
+		p.own = int32(o.Heads / members)
+	}
+	many, words := 0, merged*(o.Dim+2) // words of log-sum-exps are all in one half of an inbox
+	if words > x.few.merge {
 		many = 1
 	}
 	memory := append(append([]gpu.Memory{own, ownLSE, y, lse}, o.Out...), o.LSE...)
-	return launchExchange(d, s, x, x.kernels[member].mergeStates[many], d.exchangeGrid(x, count/4), &p, memory)
+	return launchExchange(d, s, x, x.kernels[member].mergeStates[many], d.exchangeGrid(x, merged*o.Dim/4), &p, memory)
 }

@@ -33,14 +33,25 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 	t.Helper()
 	members := len(r.devs)
 	places := 1 + rng.IntN(members)
+	scatter := rng.IntN(3) == 0
+	if scatter {
+		places = members
+	}
 	for members%places != 0 {
 		places--
 	}
 	groups := members / places
 	each := 1 + rng.IntN(max(most/rows/dim/groups, 1)) // heads of a group
 	o := &PartStates{Rows: rows, Heads: groups * each, Dim: dim, Places: places}
+	if scatter {
+		o.Scatter, o.Heads = true, attn.Ceil(each, members)*members
+		each = o.Heads
+	}
 	states := rows * o.Heads
-	count := states * dim
+	count, merged := states*dim, states
+	if o.Scatter {
+		merged /= members
+	}
 	all := make([]partsOf, members+1) // that which all have is the last
 	for i := range all {
 		all[i] = partsOf{make([]float32, count), make([]float32, states)}
@@ -64,12 +75,12 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 			put(&o.Own, count)
 			put(&o.OwnLSE, states)
 		}
-		poison(&o.Y, count, kind)
+		poison(&o.Y, merged*dim, kind)
 		if logs {
-			poison(&o.YLSE, states, attn.Float32)
+			poison(&o.YLSE, merged, attn.Float32)
 		}
 	}
-	e := &exchanged{kind: "merge", most: count + 2*states, what: fmt.Sprintf("%d GPUs, %d places: merge of %d rows of %d heads of %d, own %v, lse %v, %v, at most %v elements as words", members, places, rows, o.Heads, dim, own, logs, kind, r.x.few)}
+	e := &exchanged{kind: fmt.Sprintf("merge, scatter %v", o.Scatter), most: merged * (dim + 2), what: fmt.Sprintf("%d GPUs, %d places: merge of %d rows of %d heads of %d, scatter %v, own %v, lse %v, %v, at most %v elements as words", members, places, rows, o.Heads, dim, o.Scatter, own, logs, kind, r.x.few)}
 	e.queue = func(m int) error { return r.x.MergeParts(r.devs[m].Stream, o, m) }
 	e.draw = func(rng *rand.Rand) {
 		for i := range all {
@@ -108,7 +119,25 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 		if logs {
 			lse = enginetest.Read(t, &o.YLSE[0])
 		}
-		for m := range members {
+		if o.Scatter {
+			read := func(list []gpu.Memory, n, size int) []byte { // of all members, each with n elements of a row
+				var parts [][]byte
+				for m := range list {
+					parts = append(parts, enginetest.Read(t, &list[m]))
+				}
+				for m, part := range parts {
+					if !bytes.Equal(part[rows*n*size:], parts[0][rows*n*size:]) {
+						t.Fatalf("%s: member %d writes behind its results", e.what, m)
+					}
+				}
+				return together(parts, rows, n*size, parts[0][rows*n*size:])
+			}
+			y = read(o.Y, o.Heads/members*dim, kind.Size())
+			if logs {
+				lse = read(o.YLSE, o.Heads/members, 4)
+			}
+		}
+		for m := 0; m < members && !o.Scatter; m++ {
 			if !bytes.Equal(y, enginetest.Read(t, &o.Y[m])) || logs && !bytes.Equal(lse, enginetest.Read(t, &o.YLSE[m])) {
 				t.Fatalf("%s: members 0 and %d have other bits", e.what, m)
 			}
