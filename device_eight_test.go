@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// deviceEight returns the configuration of a small cache of 8 bits that GPUs have, and, of the last two kinds, of 4 bits.
+// deviceEight returns the configuration of a small cache of 8 bits that GPUs have, and, of kinds from 6 on, of 4 bits.
 func deviceEight(kind int, gpu *device.GPU) la.CacheConfig {
 	if kind >= 6 {
 		return la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 64 << (kind % 2), DType: la.Q4, Device: gpu}
@@ -28,10 +28,10 @@ func deviceEight(kind int, gpu *device.GPU) la.CacheConfig {
 }
 
 // TestGPUEight decodes on caches of 8 bits on a GPU: copy on write, forks, trees, all types of queries, masks and released pages.
-func TestGPUEight(t *testing.T) { testGPUEight(t, devicetest.Open(t), 0, 1, 2, 3, 4, 5, 6, 7) }
+func TestGPUEight(t *testing.T) { testGPUEight(t, devicetest.Open(t), 0, 1, 2, 3, 4, 5, 6, 7, 8) }
 
 // TestGPUsEight: two GPUs have the heads of such a cache.
-func TestGPUsEight(t *testing.T) { testGPUEight(t, devicetest.OpenSome(t, 2), 0, 1, 2, 7) }
+func TestGPUsEight(t *testing.T) { testGPUEight(t, devicetest.OpenSome(t, 2), 0, 1, 2, 6, 7) }
 
 func testGPUEight(t *testing.T, gpu *device.GPU, kinds ...int) {
 	rng := reftest.Rand(t)
@@ -41,11 +41,7 @@ func testGPUEight(t *testing.T, gpu *device.GPU, kinds ...int) {
 		at := graphtest.Place{GPU: gpu, Real: true, There: kind%2 == 0}
 		query := at.Queries()[kind%3]
 		heads := []int{2, 8, 18}[rng.IntN(3)]
-		masks := (kind + 1) % 3
-		if config.DType == la.Q4 {
-			masks = 2
-		}
-		switch masks {
+		switch (kind + 1) % 3 {
 		case 0:
 			at.ScoreMods = reftest.RandomScoreMods(rng, reftest.Shape{Heads: heads})
 		case 1:
@@ -60,7 +56,7 @@ func testGPUEight(t *testing.T, gpu *device.GPU, kinds ...int) {
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 34}, graphtest.Appended{To: two, Tokens: 3})
 			fork := one.Fork(t)
 			d.Do(t, rng, reftest.Peaked, graphtest.Appended{To: one, Tokens: 1}, graphtest.Appended{To: two, Tokens: 4}, graphtest.Appended{To: fork, Tokens: 2})
-			if config.Scales != la.ScalesByPage && config.DType != la.Q4 && at.ScoreMods.Window == 0 {
+			if config.Scales != la.ScalesByPage && at.ScoreMods.Window == 0 {
 				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 5, Tree: reftest.RandomTree(rng, 5)}, graphtest.Appended{To: two, Tokens: 1})
 			}
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: fork, Tokens: 1}, graphtest.Appended{To: one, Tokens: 1})

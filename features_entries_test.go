@@ -30,6 +30,7 @@ func byContext(e entry) entry {
 // shardedEntry is Attend of keys and values that are sharded by heads.
 func shardedEntry(at graphtest.Place) entry {
 	return entry{"Attend of sharded keys and values", func(t *testing.T, rng *rand.Rand, r request) error {
+		r.isDense()
 		p := graphtest.NewProblem(rng, r.Shape, r.spec())
 		a := p.Args()
 		var there []*device.Tensor
@@ -70,9 +71,35 @@ func shardedEntry(at graphtest.Place) entry {
 	}}
 }
 
+// isDense refuses keys of types that no tensor has.
+func (r *request) isDense() {
+	if slices.Contains(eightTypes, r.kv) {
+		panic(refusal{fmt.Errorf("no tensor has keys of %v: %w", r.kv, la.ErrDType)})
+	}
+}
+
+// stored returns keys or values of heads as a cache on a GPU has them.
+func (r *request) stored(x []float64, keys bool) []float64 {
+	x = slices.Clone(x)
+	for row := range slices.Chunk(x, map[bool]int{false: r.ValueDim, true: r.Dim}[keys]) {
+		switch r.kv {
+		case la.Q4:
+			reftest.StoreQ4(row, keys, reftest.Float32)
+		case la.E4M3:
+			reftest.E4M3.Store(row, reftest.E4M3.Scale(row), reftest.Float32)
+		default:
+			for i := range row {
+				row[i] = graphtest.Format(r.kv).Round(row[i])
+			}
+		}
+	}
+	return x
+}
+
 // denseEntries are Attend and Attention.
 func denseEntries(at graphtest.Place) []entry {
 	problemOf := func(rng *rand.Rand, r request) *graphtest.Problem {
+		r.isDense()
 		return graphtest.NewProblem(rng, r.Shape, r.spec())
 	}
 	there := func(t *testing.T, x *tensor.Dense) G.Value {
@@ -316,7 +343,7 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 			return there(name, graphtest.TensorOf(of, x, n, m))
 		}
 		weights := r.kv
-		if weights == tensor.Float64 {
+		if weights == tensor.Float64 || slices.Contains(eightTypes, weights) {
 			weights = la.Float16
 		}
 		x := upload("x", r.query, rows, in, 1)
@@ -389,14 +416,17 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 			s := shape
 			s.Queries, s.Keys = graphtest.Repeated(rows, 1), graphtest.Repeated(rows, turn+1)
 			x := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
-			x.Q, x.K, x.V = now[0], nil, nil
+			if x.Q, x.K, x.V = now[0], nil, nil; r.kv == la.Q4 { // its keys are mixed
+				reftest.MixQ4(x.Q, reftest.Float64)
+				for i := range x.Q {
+					x.Q[i] /= 32
+				}
+			}
 			for i := range rows {
 				for j, to := range []*[]float64{&x.K, &x.V} {
 					width := len(now[1+j]) / rows
 					history[i][j] = append(history[i][j], now[1+j][i*width:(i+1)*width]...)
-					for _, f := range history[i][j] {
-						*to = append(*to, graphtest.Format(r.kv).Round(f))
-					}
+					*to = append(*to, r.stored(history[i][j], j == 0)...)
 				}
 			}
 			want := x.Reference(graphtest.Place{GPU: gpu, Real: true, Rotary: r.rotary}.Precision(tensor.Float32, r.kv))

@@ -114,6 +114,8 @@ var features = []feature{ // shapes first, of which the others make use
 	{"float32 keys", func(_ *rand.Rand, r *request) { r.kv = tensor.Float32 }},
 	{"float64 keys", func(_ *rand.Rand, r *request) { r.kv = tensor.Float64 }},
 	{"bfloat16 keys", func(_ *rand.Rand, r *request) { r.kv = la.BFloat16 }},
+	{"E4M3 keys of a cache", func(_ *rand.Rand, r *request) { r.kv = la.E4M3 }},
+	{"Q4 keys of a cache", func(_ *rand.Rand, r *request) { r.kv = la.Q4 }},
 	{"float64 queries", func(_ *rand.Rand, r *request) { r.query = tensor.Float64 }},
 	{"float16 queries", func(_ *rand.Rand, r *request) { r.query = la.Float16 }},
 	{"fixed split", schedule(la.FixedSplit(3))},

@@ -225,7 +225,7 @@ func TestGPUTypes(t *testing.T) {
 				bound := map[bool]float64{false: 3e-3, true: 3e-2}[mixed]
 				stepsAgainstCPU(t, make, Options{Device: gpu, Exact: !mixed, Weights: la.Float16, Cache: la.Float16}, 2, 4, bound)
 			}
-			types := map[string][]tensor.Dtype{"llama3": {la.E4M3, tensor.Int8, la.Q4}, "gemma2": {la.E4M3}, "gemma3": {tensor.Int8}, "sinks_window": {la.E4M3}}
+			types := map[string][]tensor.Dtype{"llama3": {la.E4M3, tensor.Int8, la.Q4}, "gemma2": {la.E4M3, la.Q4}, "gemma3": {tensor.Int8, la.Q4}, "mistral": {la.E4M3, la.Q4}}
 			for _, cache := range types[m.Name] { // elements may round to neighbours
 				stepsAgainstCPU(t, make, Options{Device: gpu, Exact: true, Weights: la.Float16, Cache: cache}, 2, 4, 0.1)
 			}

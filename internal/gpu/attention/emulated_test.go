@@ -175,7 +175,13 @@ func TestEmulatedNarrowScores(t *testing.T) {
 	testNarrowScores(t, emulatedGPU(t, 3), reftest.Cases(t, 6, 120), 200)
 }
 
-func TestEmulatedFour(t *testing.T) { testFour(t, emulatedGPU(t, 3), reftest.Cases(t, 8, 200), 200) }
+func TestEmulatedFour(t *testing.T) {
+	testFour(t, emulatedGPU(t, 3), reftest.Cases(t, 8, 200), 200, false)
+}
+
+func TestEmulatedFourScores(t *testing.T) {
+	testFour(t, emulatedGPU(t, 3), reftest.Cases(t, 6, 120), 200, true)
+}
 
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
 

@@ -40,7 +40,11 @@ func (m *machine) newFour(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape
 	p := n.problem
 	p.Case = reftest.New(rng, shape, in, enginetest.Format(query), enginetest.Format(newType))
 	d := p.Dim
-	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: d, ValueDim: d, Scale: p.Scale, Mask: p.Mask, PageTokens: page}
+	p.geometry = attn.Problem{Heads: p.Heads, KVHeads: p.KVHeads, Dim: d, ValueDim: d, Scale: p.Scale, Mask: p.Mask, Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)}, PageTokens: page}
+	p.putSinks(m, t)
+	if rng.IntN(3) == 0 {
+		p.forks = p.RandomForks(rng, page, false)
+	}
 	g := &p.geometry
 	g.Pages = attn.Separate(attn.Q4, d, d, attn.PageStrides{}, attn.PageStrides{}).Packed(p.KVHeads, page)
 	g.Pages.Planes[0].Mixed = true
@@ -49,7 +53,7 @@ func (m *machine) newFour(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape
 	p.append = rng.IntN(2) == 0
 	for i := range p.Queries {
 		rows += rng.IntN(3)
-		p.seqs = append(p.seqs, attn.Sequence{Row: rows, Queries: p.Queries[i], Keys: p.Keys[i]})
+		p.seqs = append(p.seqs, attn.Sequence{Row: rows, Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)})
 		rows += p.Queries[i]
 		need += attn.Ceil(p.Keys[i], page)
 		p.append = p.append && p.Keys[i] >= p.Queries[i]
@@ -60,6 +64,7 @@ func (m *machine) newFour(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape
 
 	q := enginetest.Poisoned(p.rows*p.Heads*d, query)
 	var fresh, pool [2][]byte
+	there := [2]map[int][]float64{{}, {}} // rows by their place
 	for i := range 2 {
 		fresh[i] = enginetest.Poisoned(p.rows*p.KVHeads*d, newType)
 		n.want[i] = poisonedFour(len(free) * p.KVHeads * page * elements)
@@ -67,12 +72,24 @@ func (m *machine) newFour(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape
 	}
 	for i := range p.seqs {
 		s := &p.seqs[i]
-		for range attn.Ceil(s.Keys, page) {
+		if p.forks != nil {
+			s.Pages = p.forkedPages(i)
+		}
+		for range attn.Ceil(s.Keys, page) - len(s.Pages) {
 			s.Pages, free = append(s.Pages, int32(free[0])), free[1:]
 		}
 		for h := range p.KVHeads {
 			for j := range s.Keys {
+				if p.Queries[i] > 0 && j >= p.SinkKeys(i, 0) && j < p.First(i, 0) {
+					continue // no query sees the key
+				}
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
+					at := g.Pages.Planes[which].At.Offset(int(s.Pages[j/page]), h, j%page) * 18
+					if before := there[which][at]; before != nil { // of a sequence that shares the page
+						copy(row, before)
+						continue
+					}
+					there[which][at] = row
 					spreadRow(rng, row, newType)
 					token := j - (s.Keys - s.Queries)
 					if p.append && token >= 0 {
@@ -80,7 +97,6 @@ func (m *machine) newFour(t testing.TB, rng *rand.Rand, in reftest.Inputs, shape
 							enginetest.Put(fresh[which], ((s.Row+token)*p.KVHeads+h)*d+c, newType, x)
 						}
 					}
-					at := g.Pages.Planes[which].At.Offset(int(s.Pages[j/page]), h, j%page) * 18
 					copy(n.want[which][at:], reftest.StoreQ4(row, which == 0, reftest.Float32))
 					if !p.append || token < 0 {
 						copy(pool[which][at:], n.want[which][at:][:18*elements])
@@ -139,11 +155,14 @@ func (n *fourProblem) check(t testing.TB) {
 	}
 }
 
-// testFour runs random problems of keys and values of 4 bits: all types of queries, pages and schedules.
-func testFour(t *testing.T, m *machine, count, longest int) {
+// testFour runs random problems of keys and values of 4 bits: all types of queries, pages and schedules. scored: with masks and score
+// modifications.
+func testFour(t *testing.T, m *machine, count, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for i := range count {
+	shared := 0
+	enough := func() bool { return shared > 0 || count < 60 }
+	for i := range reftest.AtLeast(count, enough) {
 		dim := []int{64, 128}[i%2]
 		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
 		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
@@ -151,22 +170,38 @@ func testFour(t *testing.T, m *machine, count, longest int) {
 			s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 1, 1, 2, 3, 9))
 			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 15, 31, 63, 64, 65, 127, 129, rng.IntN(longest)))
 		}
+		if scored {
+			s = scoredShape(rng, i, dim, longest)
+		}
 		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
 		p := m.newFour(t, rng, in, s, 256/dim*enginetest.Pick(rng, 1, 3, 4, 4, 6, 16, 32, 128))
-		p.randomSchedule()
-		p.geometry.Unfused = false
+		if p.forks == nil { // a schedule of one's own shares no prefixes
+			p.randomSchedule()
+			p.geometry.Unfused = false
+		}
 		m.run(t, plan, p.problem)
+		if plan.form.kernel.scored != scored {
+			t.Fatalf("%v goes to %v", p, plan.form.kernel.entries)
+		}
+		if plan.form.sharing.on() && (!scored || len(plan.cuts.data) > 0) {
+			shared++
+		}
 		p.check(t)
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs: %v, schedule %+v", i, in, p, p.geometry)
 		}
 		p.close(t)
 	}
+	if !enough() {
+		t.Error("no problem has prefixes, or none has those that a window cuts")
+	}
 	noError(t, plan.Close())
 }
 
 func TestGPUFour(t *testing.T) {
-	testFour(t, realGPU(t), enginetest.OrShort(400, 60), enginetest.OrShort(5000, 500))
+	m := realGPU(t)
+	testFour(t, m, enginetest.OrShort(400, 60), enginetest.OrShort(5000, 500), false)
+	testFour(t, m, enginetest.OrShort(300, 60), enginetest.OrShort(5000, 500), true)
 }
 
 // four checks launches for 4 bits.
@@ -235,9 +270,9 @@ func TestFourRefused(t *testing.T) {
 	pages(&g)
 	noError(t, HasKernel(&g))
 	for text, change := range map[string]func(*attn.Problem){
-		"4 bits: a window of 5 keys": func(g *attn.Problem) { g.Window, g.Causal = 5, true },
-		"batch invariance":           func(g *attn.Problem) { g.Invariant = true },
-		"a tree of new tokens":       func(g *attn.Problem) { g.Tree, g.Causal = true, true },
+		"4 bits: a bias":    func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 9} },
+		"batch invariance":  func(g *attn.Problem) { g.Invariant = true },
+		"unfused attention": func(g *attn.Problem) { g.Unfused = true },
 		"head dim 96 is not supported: kernels have head dims [64 128]": func(g *attn.Problem) {
 			g.Dim, g.ValueDim, g.Query, g.Out = 96, 96, attn.PackedRows(8, 96), attn.PackedRows(8, 96)
 			pages(g)

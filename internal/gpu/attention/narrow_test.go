@@ -278,6 +278,32 @@ func testNarrow(t *testing.T, m *machine, count, longest int) {
 	noError(t, plan.Close())
 }
 
+// scoredShape draws the shape of case i of random problems with masks other than causal and score modifications.
+func scoredShape(rng *rand.Rand, i, dim, longest int) reftest.Shape {
+	s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: i%4 != 0}}
+	s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
+	for range enginetest.Pick(rng, 1, 2, 3) {
+		queries := enginetest.Pick(rng, 0, 1, 1, 1, 2, 3, 9)
+		s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+enginetest.Pick(rng, 0, 1, 15, 64, 129, rng.IntN(longest)))
+	}
+	switch i / 2 % 3 {
+	case 0:
+		if s.Window = enginetest.Pick(rng, 1, 16, 33, 63, 64, 65, 100); rng.IntN(2) == 0 {
+			s.SinkTokens = enginetest.Pick(rng, 1, 4, 16, 31, 33, 64, 70)
+		}
+		if rng.IntN(2) == 0 {
+			s.SoftCap = 1 + 5*rng.Float64()
+		}
+	case 1:
+		s = reftest.RandomScoreMods(rng, s)
+	default:
+		if s = reftest.RandomTrees(rng, s); rng.IntN(2) == 0 {
+			s = reftest.RandomSinks(rng, s)
+		}
+	}
+	return s
+}
+
 // testNarrowScores runs random problems with masks other than causal and score modifications: windows over pages of all sizes, sink
 // tokens, trees, sinks, soft caps and slopes.
 func testNarrowScores(t *testing.T, m *machine, count, longest int) {
@@ -288,27 +314,7 @@ func testNarrowScores(t *testing.T, m *machine, count, longest int) {
 		if i%4 == 3 && m.engine.hasEpilogue() {
 			dim = 256
 		}
-		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: i%4 != 0}}
-		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 2, 4, 5, 8, 9)
-		for range enginetest.Pick(rng, 1, 2, 3) {
-			queries := enginetest.Pick(rng, 0, 1, 1, 1, 2, 3, 9)
-			s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+enginetest.Pick(rng, 0, 1, 15, 64, 129, rng.IntN(longest)))
-		}
-		switch i / 2 % 3 {
-		case 0:
-			if s.Window = enginetest.Pick(rng, 1, 16, 33, 63, 64, 65, 100); rng.IntN(2) == 0 {
-				s.SinkTokens = enginetest.Pick(rng, 1, 4, 16, 31, 33, 64, 70)
-			}
-			if rng.IntN(2) == 0 {
-				s.SoftCap = 1 + 5*rng.Float64()
-			}
-		case 1:
-			s = reftest.RandomScoreMods(rng, s)
-		default:
-			if s = reftest.RandomTrees(rng, s); rng.IntN(2) == 0 {
-				s = reftest.RandomSinks(rng, s)
-			}
-		}
+		s := scoredShape(rng, i, dim, longest)
 		in := enginetest.Pick(rng, reftest.Normal, reftest.Peaked, reftest.Extreme, reftest.Constant)
 		p := m.newNarrow(t, rng, in, s, kv, kind, max(128/dim, 1)*enginetest.Pick(rng, 1, 3, 8, 8, 12, 32, 64, 256))
 		p.randomSchedule()
