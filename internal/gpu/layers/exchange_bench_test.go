@@ -17,7 +17,7 @@ func BenchmarkGPUsExchange(b *testing.B) {
 	for _, members := range []int{2, 4, 8} {
 		b.Run(fmt.Sprintf("GPUs=%d", members), func(b *testing.B) {
 			r := exchangeOf(b, enginetest.RealGroup(b, members), 0)
-			for _, kib := range []int{8, 16, 64, 128, 256, 320, 448, 512, 1 << 10, 32 << 10} {
+			for _, kib := range []int{8, 16, 64, 128, 256, 320, 448, 512, 1 << 10, 2 << 10, 32 << 10} {
 				r.benchmarks(b, kib)
 			}
 		})
@@ -28,7 +28,7 @@ func BenchmarkGPUsExchange(b *testing.B) {
 func (r *exchangeGPUs) benchmarks(b *testing.B, kib int) {
 	const rounds, dim = 64, 128
 	n, members := kib<<10/4, len(r.devs)
-	heads := n / (dim + 1)
+	heads := n / (dim + 1) / members * members
 	o, g := &AllReduce{Rows: 1, N: n}, &AllGather{Rows: 1, Columns: make([]int, members)}
 	s := &PartStates{Rows: 1, Heads: heads, Dim: dim, Places: members}
 	held := make([][]gpu.Memory, members)
@@ -48,6 +48,8 @@ func (r *exchangeGPUs) benchmarks(b *testing.B, kib int) {
 		return parts
 	}
 	g.X, s.Out, s.Y = part(o.X, n/members), part(o.X, heads*dim), part(o.Y, heads*dim)
+	columns, own := *o, *s // each member gets its columns, or its heads
+	columns.Scatter, own.Scatter = true, true
 	for _, c := range []struct {
 		name  string
 		queue func(m int) error
@@ -55,6 +57,8 @@ func (r *exchangeGPUs) benchmarks(b *testing.B, kib int) {
 		{"all-reduce", func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }},
 		{"all-gather", func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, g, m) }},
 		{"merge", func(m int) error { return r.x.MergeParts(r.devs[m].Stream, s, m) }},
+		{"reduce-scatter", func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, &columns, m) }},
+		{"merge-scatter", func(m int) error { return r.x.MergeParts(r.devs[m].Stream, &own, m) }},
 	} {
 		for _, way := range []string{"words", "in place"} {
 			r.x.few = fewFloats{}
