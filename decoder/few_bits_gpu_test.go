@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -8,7 +9,9 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
+	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
@@ -123,6 +126,48 @@ func TestGPUsFewBits(t *testing.T) {
 	}, o, 2, 2, 0.01)
 	if few < 7 || few+wide != 9 {
 		t.Errorf("%d matrices are in blocks, and %d are float16", few, wide)
+	}
+}
+
+// TestGPUFewBitsSteps: steps of one and two texts with weights of 8 and 4 bits, which are one launch of each GPU of 9.0, have the logits
+// of the CPU.
+func TestGPUFewBitsSteps(t *testing.T) {
+	n, err := ReadNetwork([]byte(`{"model_type":"llama","vocab_size":50,"hidden_size":256,"intermediate_size":512,"num_hidden_layers":2,
+		"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"rms_norm_eps":1e-5,"rope_theta":10000}`), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	make := func(o Options) (*Engine, error) { return NewEngine(n, fanWeights{}, o) }
+	for i, c := range []struct {
+		gpus, texts int
+		weights, kv tensor.Dtype
+	}{
+		{1, 2, nn.Int4, la.Float16}, {2, 1, nn.Int4, la.Float16}, {1, 1, tensor.Int8, la.BFloat16}, {1, 1, la.E4M3, la.Float16}, {2, 2, tensor.Int8, la.Float16},
+	} {
+		if testing.Short() && i > 2 {
+			break // an emulated GPU is slow
+		}
+		t.Run(fmt.Sprint(c.gpus, c.texts, c.weights, c.kv), func(t *testing.T) {
+			lib := system.Emulate(t)
+			if lib != nil && lib.State().Major != 9 {
+				t.Skip("an emulated GPU of 9.0 alone: LEANATTENTION_PTX")
+			}
+			gpu, err := device.Open([]int{0, 1}[:c.gpus]...)
+			if errors.Is(err, la.ErrNoDevice) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer gpu.Close()
+			stepsAgainstCPU(t, make, Options{Device: gpu, Exact: true, Weights: c.weights, Cache: c.kv}, c.texts, 3, 0.003)
+			if lib == nil {
+				return
+			}
+			if n := strings.Count(lib.Log(), "kernel megakernel_packed_llama_"); n != c.gpus {
+				t.Errorf("%d launches of whole steps were recorded, want %d", n, c.gpus)
+			}
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/nn"
 
 	la "gorgonia.org/leanattention"
 
@@ -52,7 +53,12 @@ func fakeImages(t *testing.T) {
 func launchesEngine(t *testing.T, n Network, texts int, o Options) (e *Engine, step func()) {
 	t.Helper()
 	o.Batch, o.Chunk, o.Context, o.Tokens = texts, texts, 64, 64*texts+64
-	o.Weights, o.Cache = la.Float16, la.Float16
+	if o.Weights == (tensor.Dtype{}) {
+		o.Weights = la.Float16
+	}
+	if o.Cache == (tensor.Dtype{}) {
+		o.Cache = la.Float16
+	}
 	e, err := NewEngine(n, namedWeights{}, o)
 	if err != nil {
 		t.Fatal(err)
@@ -189,6 +195,50 @@ func TestDeviceMemory(t *testing.T) {
 			short := errors.Is(err, la.ErrOutOfMemory) && strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes, and %d of %d bytes of GPU 0", all, 2*each, 2*each))
 			if short != (name == "less") {
 				t.Errorf("%d bytes of %d: %v", 2*each, all, err)
+			}
+		})
+	}
+}
+
+// TestFewBitsStepLaunches lists the launches of a recorded step with weights of 8 and 4 bits on compute capability 9.0. Steps of one or two
+// texts with keys and values of 16 bits are one launch of each GPU, as with weights of 16 bits, behind the gather of the embeddings. With keys
+// and values of 8 bits, the linear layers between two layers' attention are one launch. Of more texts, each matrix is a launch.
+func TestFewBitsStepLaunches(t *testing.T) {
+	if !fakedriver.OwnProcess(t, 6) {
+		return
+	}
+	fakeImages(t)
+	const config = `{"model_type":"llama","vocab_size":50,"hidden_size":128,"intermediate_size":512,"num_hidden_layers":2,
+		"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"rms_norm_eps":1e-5,"rope_theta":10000}`
+	const one, linear = "megakernel_packed_llama_f16_64", "narrow_hopper_int4_8"
+	several := []string{"narrow_gather", "node_rms_norm"}
+	for range 2 {
+		several = append(several, linear, linear, linear, "append_rotated", "lean_f16_64_paged", linear, "node_rms_norm", linear, linear, "node_elements", linear, "node_rms_norm")
+	}
+	for _, c := range []struct {
+		gpus, texts int
+		weights, kv tensor.Dtype
+		want        []string
+	}{
+		{1, 1, tensor.Int8, la.Float16, []string{"narrow_gather", one}},
+		{1, 2, nn.Int4, la.BFloat16, []string{"narrow_gather", "megakernel_packed_llama_bf16_64"}},
+		{1, 1, la.E4M3, la.Float16, []string{"narrow_gather", one}},
+		{2, 2, nn.Int4, la.Float16, []string{"narrow_gather", "narrow_gather", one, "exchange_all_arg_max", one, "exchange_all_arg_max"}},
+		{1, 1, nn.Int4, la.E4M3, []string{"narrow_gather", "node_rms_norm", linear, linear, linear, "append_narrow", "narrow_e4m3_64", one, "append_narrow", "narrow_e4m3_64", one}},
+		{1, 4, nn.Int4, la.Float16, append(several, linear, "sample_greedy")},
+	} {
+		t.Run(fmt.Sprint(c.gpus, c.texts, c.weights, c.kv), func(t *testing.T) {
+			n, err := ReadNetwork([]byte(config), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lib, there := fakeGPU(t, c.gpus)
+			_, run := launchesEngine(t, n, c.texts, Options{Device: there, Weights: c.weights, Cache: c.kv})
+			run()
+			lib.Forget()
+			run()
+			if kernels := ownKernels(lib.Log()); !slices.Equal(kernels, c.want) {
+				t.Errorf("a recorded step is %q, want %q", kernels, c.want)
 			}
 		})
 	}

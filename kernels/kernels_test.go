@@ -169,10 +169,11 @@ func TestModulesAreOfTheseSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		onlyNew := slices.Contains(pack.LeftOut(source), "sm_80") // from 9.0 on alone
+		leftOut := pack.LeftOut(source)
+		onlyNew, noneNewer := slices.Contains(leftOut, "sm_80"), slices.Contains(leftOut, "compute_90") // from 9.0 on alone; up to 9.0
 		for capability, magic := range map[int]string{80: "\x7fELF", 86: "\x7fELF", 89: "\x7fELF", 90: "\x7fELF", 100: "//\n"} {
 			image, err := s.image(unit, capability)
-			if onlyNew && capability < 90 && errors.Is(err, ErrNoImage) {
+			if (onlyNew && capability < 90 || noneNewer && capability > 90) && errors.Is(err, ErrNoImage) {
 				continue
 			}
 			if err != nil {
@@ -216,7 +217,7 @@ func TestModulesAreOfTheseSources(t *testing.T) {
 // binary carries.
 const (
 	mostEveryDecode = 4 << 20
-	mostModules     = 17 << 20
+	mostModules     = 18 << 20
 )
 
 // overBudget says what is wrong with the modules of a directory.
@@ -276,7 +277,7 @@ func TestModulesSize(t *testing.T) {
 			rest += info.Size()
 		}
 	}
-	if rest > 128<<10 {
+	if rest > 144<<10 {
 		t.Errorf("manifests take %d bytes", rest)
 	}
 	// A source says who needs its unit.

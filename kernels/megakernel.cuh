@@ -32,6 +32,18 @@
 #include "sample_argmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
+// Of packed weights (megakernel_packed.cuh, which kernels for them include before).
+struct DecodePackedFeed;
+struct DecodePacked;
+struct PackedFour;
+struct PackedEight;
+template <class W> struct PackedBlocks;
+__device__ __forceinline__ bool hasMinima(const DecodeLinear&) { return false; }
+// Of layers whose weights are not packed.
+struct NoBlocks {
+  template <class... A> __device__ __forceinline__ NoBlocks(A...) {}
+};
+
 // SPLIT 2: the thread blocks are pairs, clusters of two. A tile is a pair's: each block
 // has half of its columns, and so half of x, and finishes every second tile of a group.
 // What the other one's warps have for it they store to its shared memory. All warps
@@ -41,11 +53,12 @@
 // to arrive, as a barrier of the cluster would have it.
 //
 // Weights and Keys are Formats, Keys that of keys and values. LLAMA: norms are by the root mean square, layers with
-// one may be a gated unit, and attention may have a rotary embedding.
-template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struct Megakernel {
-  using Math = typename Weights::Math;
+// one may be a gated unit, and attention may have a rotary embedding. PACKED: weights of a layer may also have 8 or 4 bits, of one or two
+// rows of x (megakernel_packed.cuh).
+template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool PACKED = false> struct Megakernel {
   using L = DecodeAttend<Keys, D, LLAMA>;
-  using Columns = DecodeOperands<Math>;
+  using Fed = typename Either<PACKED, DecodePackedFeed, DecodeFeed>::type;
+  static_assert(!PACKED || SPLIT == 1, "pairs have weights of 16 bits");
   static_assert(DECODE_COLUMNS * Weights::Store::bytes * DECODE_TILE == DECODE_BOX, "a box is so many columns");
   static constexpr int WORKERS = SPLIT * DECODE_WARPS;
   static constexpr int FIXED = SPLIT == 1 ? DECODE_FIXED : DECODE_FIXED_PAIRS;
@@ -76,7 +89,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     Fixed* fixed;
     char* rings;      // of the warps
     char* area;       // each warp's columns of x; what attention has
-    DecodeFeed* feeds;
+    Fed* feeds;
     u64* bars;        // of the warps' rings
     u64* slots;       // of attention's ring
     float2* turned;   // cosines and sines of each row's pairs; there if attention has a rotary embedding
@@ -84,10 +97,18 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
       fixed = (Fixed*)memory;
       rings = memory + FIXED;
       area = rings + DECODE_WARPS * p.stages * DECODE_BOX;
-      feeds = (DecodeFeed*)(area + p.area);
+      feeds = (Fed*)(area + p.area);
       bars = (u64*)(feeds + p.feedCount);
       slots = bars + DECODE_WARPS * p.stages;
       turned = (float2*)(slots + 2 * p.slots);
+    }
+    // Of packed weights, the scales of a slot of a warp's ring.
+    __device__ __forceinline__ u32 scales(const DecodeParams& p, int warp, int slot) const {
+      if constexpr (PACKED) {
+        const u32 end = sharedAddress(turned + (LLAMA ? DECODE_ROWS * D / 2 : 0));
+        return (end + 127) / 128 * 128 + (warp * p.stages + slot) * feeds->pitch;
+      }
+      return 0;
     }
   };
 
@@ -127,10 +148,10 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     __device__ __forceinline__ void open(const DecodeParams& p, const Layout& layout, int warp) {
       while (tile >= end) {
         if (layer == p.feedCount) return;
-        const DecodeFeed& f = layout.feeds[layer++];
+        const Fed& f = layout.feeds[layer++];
         tile = firstTile(f.shift) << gated(f), end = warp * f.most < boxesOf(f.boxes, rankOf()) ? f.tiles << gated(f) : 0;
       }
-      const DecodeFeed& f = layout.feeds[layer - 1];
+      const Fed& f = layout.feeds[layer - 1];
       const bool second = tile >= f.second, third = tile >= f.third;
       if (gated(f)) {
         map = f.maps + (tile & 1), row = tileAt(tile >> 1, f.woven) * DECODE_TILE;
@@ -138,16 +159,27 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
         map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * DECODE_TILE;
       }
       column = (firstBox(f.boxes, rankOf()) + warp * f.most) * 2, left = min(boxesOf(f.boxes, rankOf()) - warp * f.most, f.most);
+      if constexpr (PACKED)
+        if (f.deep > 0) f.enter(map, row, gated(f) ? tile & 1 : second + third);
     }
     // Asks for the warp's next box, if there is one.
-    __device__ __forceinline__ void issue(const DecodeParams& p, const Layout& layout, u32 to, u32 bar, u64 policy, int warp) {
+    __device__ __forceinline__ void issue(const DecodeParams& p, const Layout& layout, u32 to, u32 bar, u64 policy, int warp, int slot) {
       if (tile >= end) return;
-      if (elected()) {
-        barrierExpect(bar, DECODE_BOX);
-        copyBox(to, map, 0, row, column, bar, policy);
+      int boxes = 1;
+      if constexpr (PACKED) boxes = layout.feeds[layer - 1].deep;
+      if (PACKED && boxes > 0) {
+        if constexpr (PACKED) {
+          if (elected()) layout.feeds[layer - 1].copy(map, row, column / 2, to, layout.scales(p, warp, slot), bar, policy);
+        }
+      } else {
+        if (elected()) {
+          barrierExpect(bar, DECODE_BOX);
+          copyBox(to, map, 0, row, column, bar, policy);
+        }
+        boxes = 1;
       }
-      column += 2;
-      if (--left > 0) return;
+      column += 2 * boxes, left -= boxes;
+      if (left > 0) return;
       tile += !gated(layout.feeds[layer - 1]) ? units() : tile & 1 ? 2 * units() - 1 : 1;
       open(p, layout, warp);
     }
@@ -217,17 +249,20 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
   static constexpr int MOMENTS = 1 << 30; // which moments are the next norm's
   // Asks for the box that is owed to the ring.
   __device__ static __forceinline__ void refill(const DecodeParams& p, const Layout& layout, WarpState& state, int warp) {
-    if (state.owed >= 0) state.feed.issue(p, layout, state.ring.memory + state.owed * DECODE_BOX, state.ring.full + state.owed * 8, readOnce(), warp);
+    if (state.owed >= 0) state.feed.issue(p, layout, state.ring.memory + state.owed * DECODE_BOX, state.ring.full + state.owed * 8, readOnce(), warp, state.owed);
     state.owed = -1;
   }
 
   // Layers are calls, so that what they keep in registers is in nobody's way. `at` is
-  // where the body is.
-  template <int ROWS, bool NORM> __device__ static __noinline__ WarpState linear(int at, u32 run, WarpState state) {
+  // where the body is. W is Weights, or decoders of packed weights.
+  template <int ROWS, bool NORM, class W = Weights> __device__ static __noinline__ WarpState linear(int at, u32 run, WarpState state) {
     extern __shared__ __align__(1024) char memory[];
     const DecodeParams& p = ((Fixed*)memory)->params;
     const Layout layout(memory, p);
-    const DecodeLinear& o = *(const DecodeLinear*)layout.fixed->layers[at].body;
+    constexpr bool PACKS = !same<W, Weights>;
+    using Math = typename W::Math;
+    using Columns = DecodeOperands<Math, PACKS>;
+    const auto& o = *(const typename Either<PACKS, DecodePacked, DecodeLinear>::type*)layout.fixed->layers[at].body;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     Ring& ring = state.ring;
     Feed& feed = state.feed;
@@ -302,7 +337,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
       const bool beta = o.beta != nullptr;
       copyWait<2>(); // all but the next layer's body, and what is added to elements
       __syncwarp();
-      if constexpr (!LLAMA) Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
+      if constexpr (!LLAMA) Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane, hasMinima(o));
     }
     int prepared = 0; // boxes whose columns of x are operands
 
@@ -317,9 +352,11 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     };
     if (mine <= 0 || tagged == nullptr) meanwhile();
     const int g = lane >> 2, t = lane & 3;
-    const float* const operands = x + (g & 3) * DECODE_STRIDE + (g >> 2) * 8 + t * 2; // columns 0 to 3: the leading parts of rows, 4 to 7 the others
+    const float* const operands = x + (g & 3) * DECODE_STRIDE + ((g >> 2) * 8 + t * 2) * (PACKS ? 2 : 1); // columns 0 to 3: the leading parts of rows, 4 to 7 the others
     const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * DECODE_STRIDE + DECODE_COLUMNS; }; // of row 2t+e; those that are not there count as the last
     const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, column = (lane >> 4) * 16;
+    const u32 scales = layout.scales(p, warp, 0);
+    typename Either<PACKS, PackedBlocks<W>, NoBlocks>::type blocks(o, scales, PACKED ? layout.scales(p, warp, 1) - scales : 0, lane);
     int first = 0;
     do { // once, if there is no tile
       const int now = min(GROUP * SPLIT, tiles - first);
@@ -337,33 +374,44 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
           if (j == prepared) { // in the first tile
-            Columns::template prepare<ROWS, NORM, LLAMA>(x, raw, gamma, offset, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile);
+            Columns::template prepare<ROWS, NORM, LLAMA>(x, raw, gamma, offset, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile, hasMinima(o));
             prepared += Columns::together(ROWS);
           }
           const u32 slot = ring.memory + ring.slot * DECODE_BOX;
           // Everything is asked for before anything is used.
-          uint2 v[PRODUCTS][8];
+          using Operand = typename Either<PACKS, uint4, uint2>::type;
+          Operand v[PRODUCTS][PACKS ? 4 : 8];
           u32 w[8][4];
           float f[PRODUCTS][2];
 #pragma unroll
           for (int q = 0; q < PRODUCTS; q++) {
             const bool there = q * 4 + (g & 3) < COLUMNS;
 #pragma unroll
-            for (int s = 0; s < 8; s++) v[q][s] = there ? *(const uint2*)(operands + j * (COLUMNS * DECODE_STRIDE) + q * 4 * DECODE_STRIDE + s * 16) : make_uint2(0, 0);
+            for (int s = 0; s < (PACKS ? 4 : 8); s++) v[q][s] = there ? *(const Operand*)(operands + j * (COLUMNS * DECODE_STRIDE) + q * 4 * DECODE_STRIDE + s * (PACKS ? 32 : 16)) : Operand{};
 #pragma unroll
             for (int e = 0; e < 2; e++) f[q][e] = Math::narrow ? factor(q, e)[j * (COLUMNS * DECODE_STRIDE)] : 1.f;
           }
-          refill(p, layout, state, warp);
-          barrierWait(ring.full + ring.slot * 8, ring.parity);
+          if constexpr (PACKS) {
+            if (blocks.begins()) {
+              refill(p, layout, state, warp);
+              barrierWait(ring.full + ring.slot * 8, ring.parity);
+            }
+            static_assert(PRODUCTS == 1, "gamma and beta, and at most two rows");
+            blocks.multiply(sum[0], v[0], f[0], slot, ring.slot, x + j * (COLUMNS * DECODE_STRIDE), COLUMNS);
+            if (!blocks.next(j + 1 == mine)) continue;
+          } else {
+            refill(p, layout, state, warp);
+            barrierWait(ring.full + ring.slot * 8, ring.parity);
 #pragma unroll
-          for (int s = 0; s < 8; s++) WeightOperands<Weights>::load(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
+            for (int s = 0; s < 8; s++) WeightOperands<Weights>::load(w[s], slot + s / 4 * (DECODE_BOX / 2) + swizzled(row, s % 4 * 32 + column));
 #pragma unroll
-          for (int q = 0; q < PRODUCTS; q++) {
-            float acc[4][4] = {};
+            for (int q = 0; q < PRODUCTS; q++) {
+              float acc[4][4] = {};
 #pragma unroll
-            for (int s = 0; s < 8; s++) Math::mma(acc[s & 3], w[s], v[q][s].x, v[q][s].y);
+              for (int s = 0; s < 8; s++) Math::mma(acc[s & 3], w[s], v[q][s].x, v[q][s].y);
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
+              for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
+            }
           }
           // No fence: all products of these weights come before the next box's, and the copy
           // behind that. With one, steps of OPT-125m take 2% longer.
@@ -492,6 +540,14 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.masked, ringState, run, turned);
   }
 
+  template <int ROWS, bool NORM> __device__ static __forceinline__ WarpState linearOf(int at, int kind, u32 run, const WarpState& state) {
+    if constexpr (PACKED) {
+      if (kind == DECODE_FOUR) return linear<ROWS, NORM, PackedFour>(at, run, state);
+      if (kind == DECODE_EIGHT) return linear<ROWS, NORM, PackedEight>(at, run, state);
+    }
+    return linear<ROWS, NORM>(at, run, state);
+  }
+
   template <int ROWS> __device__ static __forceinline__ void layers(const DecodeParams& p, const Layout& layout, u32 number, WarpState state) {
     int at = 0; // of the bodies
 #pragma unroll 1
@@ -514,9 +570,9 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
         __syncthreads();
         if (threadIdx.x == 0) layout.fixed->before += passed;
       } else if (((const DecodeLinear*)body.body)->norm) {
-        state = linear<ROWS, true>(now, number, state);
+        state = linearOf<ROWS, true>(now, body.kind, number, state);
       } else {
-        state = linear<ROWS, false>(now, number, state);
+        state = linearOf<ROWS, false>(now, body.kind, number, state);
       }
     }
   }
@@ -593,7 +649,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     Feed& feed = state.feed;
     ring.memory = sharedAddress(layout.rings) + warp * p.stages * DECODE_BOX, ring.full = sharedAddress(layout.bars) + warp * p.stages * 8;
     ring.slot = 0, ring.parity = 0, state.syncs = 0, state.owed = -1;
-    for (int i = threadIdx.x; i < 2 * p.feedCount; i += DECODE_WARPS * 32) copy16(sharedAddress(layout.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
+    for (int i = threadIdx.x; i < (int)sizeof(Fed) / 16 * p.feedCount; i += DECODE_WARPS * 32) copy16(sharedAddress(layout.feeds) + i * 16, (const char*)p.feeds + i * 16, true);
     if (p.work != nullptr) {
       if (threadIdx.x < sizeof(Work) / 16) copy16(sharedAddress(&layout.fixed->work) + threadIdx.x * 16, (const char*)(p.work + blockIdx.x) + threadIdx.x * 16, true);
       if (threadIdx.x == 32) layout.fixed->masked = *p.masked, layout.fixed->before = 0, layout.fixed->place.work = nullptr;
@@ -621,15 +677,20 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     __syncthreads();
     feed = {};
     feed.open(p, layout, warp);
-    for (int s = 0; s < p.stages; s++) feed.issue(p, layout, ring.memory + s * DECODE_BOX, ring.full + s * 8, readOnce(), warp);
+    for (int s = 0; s < p.stages; s++) feed.issue(p, layout, ring.memory + s * DECODE_BOX, ring.full + s * 8, readOnce(), warp, s);
 
     if (ends.gather.y != nullptr) gather(ends, p.rows, number, warp, lane);
     if constexpr (SPLIT > 1) clusterWait(); // the other block has its barriers
-    switch (p.rows) {
-      case 1: layers<1>(p, layout, number, state); break;
-      case 2: layers<2>(p, layout, number, state); break;
-      case 3: layers<3>(p, layout, number, state); break;
-      default: layers<4>(p, layout, number, state);
+    if constexpr (PACKED) {
+      if (p.rows == 1) layers<1>(p, layout, number, state);
+      else layers<2>(p, layout, number, state);
+    } else {
+      switch (p.rows) {
+        case 1: layers<1>(p, layout, number, state); break;
+        case 2: layers<2>(p, layout, number, state); break;
+        case 3: layers<3>(p, layout, number, state); break;
+        default: layers<4>(p, layout, number, state);
+      }
     }
     __syncthreads();
     if (ends.ids != nullptr) choose(p, ends, layout, warp, lane);

@@ -14,6 +14,7 @@ constexpr int DECODE_GROUP = 8;           // tiles x rows (gamma and beta are so
 constexpr int DECODE_FIXED = 14336;       // bytes of what each block has, see Megakernel::Fixed
 constexpr int DECODE_FIXED_PAIRS = 21504; // the same of a block of a pair
 constexpr int DECODE_STRIDE = 144;        // floats of a box's columns of a row: operands, and a factor of their products
+constexpr int DECODE_SUMS = DECODE_COLUMNS + 4; // of them: sums of 32 elements each, of layers with packed weights that have minima
 
 // What a warp has to know of a norm to ask for its columns of gamma and beta.
 struct DecodeAffine {
@@ -103,7 +104,7 @@ struct DecodeAttention {
   Links links;
 };
 
-enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1 };
+enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_FOUR = 2, DECODE_EIGHT = 3 }; // the last two: linear, with packed weights
 constexpr int DECODE_BODY = 368; // bytes of a layer without its maps
 
 struct alignas(128) DecodeLayer {

@@ -5,7 +5,8 @@
 #include "megakernel_layers.cuh"
 #include "tagged.cuh"
 
-template <class Math> struct DecodeOperands {
+// PACKS: of packed weights, whose minima may need sums of x. Operands of two steps are side by side, as a lane takes them.
+template <class Math, bool PACKS = false> struct DecodeOperands {
   static_assert(Math::Operand::bytes == 2, "numbers are made of two parts of 16 bits");
 
   // What the elements of a row that a warp has at once are scaled by, where the type
@@ -28,13 +29,19 @@ template <class Math> struct DecodeOperands {
   // `to`, DECODE_STRIDE floats for both halves. 16-bit types take two parts of an
   // element. The 16 elements of a step are 64 bytes: what lanes 0 to 3 take of the
   // leading parts, and then of the others.
-  __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane) {
+  __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane, bool sums) {
     v.x *= scale.up, v.y *= scale.up;
+    if (PACKS && sums) { // of 32 elements
+      float sum = v.x + v.y;
+#pragma unroll
+      for (int i = 8; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+      if (lane % 16 == 0) to[DECODE_SUMS + half * 2 + lane / 16] = sum;
+    }
     // The i-th pair of a step's eight: lane i%4 takes it, as its first or second word.
     const int i = lane & 7;
-    u32* at = (u32*)to + half * 64 + (lane >> 3) * 16 + (i & 3) * 2 + (i >> 2);
+    u32* const at = (u32*)to + half * 64 + (PACKS ? (lane >> 4) * 32 + (i & 3) * 4 + (lane >> 3 & 1) * 2 : (lane >> 3) * 16 + (i & 3) * 2) + (i >> 2);
     const u32 lead = Math::pack(v.x, v.y);
-    at[0] = lead, at[8] = Math::pack(v.x - Math::low(lead), v.y - Math::high(lead));
+    at[0] = lead, at[PACKS ? 16 : 8] = Math::pack(v.x - Math::low(lead), v.y - Math::high(lead));
     if (Math::narrow && half == 0 && lane == 0) to[DECODE_COLUMNS] = scale.down;
   }
 
@@ -44,7 +51,7 @@ template <class Math> struct DecodeOperands {
 
   // A warp's columns of gamma and beta as right operands, behind those of x, which
   // are there at `raw` and in beta's place.
-  template <int ROWS> __device__ static __forceinline__ void prepareNorm(float* x, const float* raw, bool gamma, bool beta, int mine, int lane) {
+  template <int ROWS> __device__ static __forceinline__ void prepareNorm(float* x, const float* raw, bool gamma, bool beta, int mine, int lane, bool sums = false) {
 #pragma unroll 1
     for (int j = 0; j < mine; j++) {
       float* const to = x + (j * (ROWS + 2) + ROWS) * DECODE_STRIDE;
@@ -59,7 +66,7 @@ template <class Math> struct DecodeOperands {
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) put(to + i * DECODE_STRIDE, h, v[i][h], scales[i], lane);
+        for (int h = 0; h < 2; h++) put(to + i * DECODE_STRIDE, h, v[i][h], scales[i], lane, sums);
     }
   }
 
@@ -73,7 +80,7 @@ template <class Math> struct DecodeOperands {
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts. `meanwhile` is what can be done while
   // tagged words of x are on their way for the first time.
-  template <int ROWS, bool NORM, bool LLAMA, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, float offset, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile) {
+  template <int ROWS, bool NORM, bool LLAMA, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, float offset, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile, bool sums = false) {
     constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM && !LLAMA ? 2 : 0)) * DECODE_STRIDE;
     const int from = column + j * DECODE_COLUMNS + lane * 2;
     float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
@@ -145,7 +152,7 @@ template <class Math> struct DecodeOperands {
 #pragma unroll
       for (int i = 0; i < BOXES * 2; i++) {
         if (j + i / 2 >= mine) break;
-        put(x + (j + i / 2) * STRIDE + m * DECODE_STRIDE, i % 2, v[m][i], scale, lane);
+        put(x + (j + i / 2) * STRIDE + m * DECODE_STRIDE, i % 2, v[m][i], scale, lane, sums);
       }
     }
     __syncwarp();

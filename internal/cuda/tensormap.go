@@ -16,6 +16,7 @@ type Tiles struct {
 	Dims         [3]uint64 // elements
 	Strides      [2]uint64 // bytes between neighbours in dimensions 1 and 2, multiples of 16
 	Box          [3]uint32 // elements
+	Plain        bool      // rows of a box are side by side in shared memory, not swizzled
 }
 
 // TensorMap makes the map of an array in b. The driver checks the limits of the copy engine.
@@ -41,7 +42,10 @@ func (v *Device) TensorMap(b *Buffer, offset int64, t Tiles) (m TensorMap, err e
 		l2Promotion128B        = 2
 		fillZeros              = 0
 	)
-	element := uintptr(typeUint16)
+	element, swizzle := uintptr(typeUint16), uintptr(swizzle128B)
+	if t.Plain {
+		swizzle = 0
+	}
 	if t.ElementBytes == 4 {
 		element = typeUint32
 	}
@@ -54,7 +58,7 @@ func (v *Device) TensorMap(b *Buffer, offset int64, t Tiles) (m TensorMap, err e
 		if r := f.call(uintptr(unsafe.Pointer(&memory[at])), element, 3, b.id+uintptr(offset),
 			uintptr(unsafe.Pointer(&t.Dims)), uintptr(unsafe.Pointer(&t.Strides)),
 			uintptr(unsafe.Pointer(&t.Box)), uintptr(unsafe.Pointer(&steps)),
-			interleaveNone, swizzle128B, l2Promotion128B, fillZeros); r != 0 {
+			interleaveNone, swizzle, l2Promotion128B, fillZeros); r != 0 {
 			return v.drv.failed(r, f, "%+v", t)
 		}
 		return nil

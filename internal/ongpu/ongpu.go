@@ -210,7 +210,7 @@ func (w *Work) Linear(o *layers.Linear) error {
 }
 
 func (w *Work) chained(o *layers.Linear) (bool, error) {
-	if !w.Recording() || o.Narrow() {
+	if !w.Recording() {
 		return false, nil
 	}
 	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Linear(o) {
@@ -227,7 +227,7 @@ func (w *Work) chained(o *layers.Linear) (bool, error) {
 	if c := w.NewMegakernel(); c != nil && c.Linear(o) {
 		return true, w.PutOff(c)
 	}
-	if p := w.NewProjection(o); p != nil {
+	if p := w.NewProjection(o); p != nil { // not of weights of 8 or 4 bits
 		return true, w.PutOff(p)
 	}
 	return false, nil

@@ -67,7 +67,7 @@ func layoutOf(t testing.TB, src, name string) (l layout) {
 	if n := map[string]uintptr{"char": 1, "u16": 2, "int": 4, "u32": 4, "float": 4, "u64": 8, "double": 8, "long long": 8}[name]; n > 0 {
 		return layout{size: n, align: n}
 	}
-	body := regexp.MustCompile(`(?s)struct (?:alignas\((\d+)\) )?` + name + ` \{(.*?)\};`).FindStringSubmatch(src)
+	body := regexp.MustCompile(`(?s)struct (?:alignas\((\d+)\) )?` + name + ` (?:: (\w+) )?\{(.*?)\};`).FindStringSubmatch(src)
 	if body == nil {
 		t.Fatalf("there is no struct %s", name)
 	}
@@ -79,7 +79,10 @@ func layoutOf(t testing.TB, src, name string) (l layout) {
 		}
 		l.align = uintptr(n)
 	}
-	fields, _, _ := strings.Cut(body[2], "__device__") // what it can do is behind what it has
+	if body[2] != "" { // the struct that it begins with is an anonymous field here
+		l.add(t, src, body[2], "p")
+	}
+	fields, _, _ := strings.Cut(body[3], "__device__") // what it can do is behind what it has
 	for line := range strings.SplitSeq(fields, ";") {
 		line = strings.TrimSpace(strings.NewReplacer("const ", "", "struct ", "", "uint64_t", "u64").Replace(line))
 		if line == "" || strings.HasPrefix(line, "static ") { // constants take no room

@@ -165,6 +165,11 @@ func TestEmulatedMegakernelLlama(t *testing.T) {
 	testMegakernel(t, m, d, reftest.Cases(t, 1, 3), 130, 640, false, true)
 }
 
+func TestEmulatedMegakernelPacked(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testMegakernelPacked(t, m, d, reftest.Cases(t, 1, 4), 130, 640)
+}
+
 func TestEmulatedProjection(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
 	testProjection(t, m, d, 4, 130, 520)

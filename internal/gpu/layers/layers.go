@@ -25,6 +25,7 @@ type Engine struct {
 	norm        *cuda.Function
 	gather      *cuda.Function
 	megakernels [llamaShape + 1]*megakernels // nil: the GPU has none, or not loaded yet
+	packed      [llamaShape + 1]*megakernels // the same for weights of 8 and 4 bits
 	*Sampler
 
 	gemm   [weight.Formats]*gemmKernels   // nil: the GPU, or the format, has none
@@ -111,7 +112,7 @@ func New(dev *cuda.Device) (*Engine, error) {
 	if d.gather, err = m.Function("decoder_gather"); err != nil {
 		return nil, err
 	}
-	if err := d.loadMegakernels(optShape); err != nil {
+	if err := d.loadMegakernels(optShape, false); err != nil {
 		return nil, err
 	}
 	if err := d.loadGEMM(); err != nil {

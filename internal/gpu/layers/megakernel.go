@@ -20,9 +20,11 @@ import (
 type Megakernel struct {
 	d        *Engine
 	plan     *attention.Plan // nil: no attention yet
-	format   weight.Format   // of weights; keys and values are dense, of its type. noFormat: no layer yet
+	format   weight.Format   // of weights that are not packed; keys and values are dense, of its type. noFormat: no such layer yet
+	packing  packing         // of weights of 8 and 4 bits
 	dim      int             // head dim; 0: no attention yet
 	chunk    attention.Chunk // chunk of its attention
+	attends  int             // least bytes of its attention
 	rows     int             // of x
 	layers   []megakernelLayer
 	made     map[uint64]madeBy // by address
@@ -40,7 +42,9 @@ type Megakernel struct {
 
 	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and LL protocol words
 	written         []decodeLayer // what Upload copies to program
-	feeds           []decodeFeed
+	feeds           []byte
+	maps            []cuda.TensorMap // of packed weights
+	mapsAt          int64            // in program
 }
 
 // shapeOfBlocks says which kernels a megakernel needs.
@@ -75,7 +79,8 @@ const noFormat = weight.Format(weight.Formats)
 type megakernelLayer struct {
 	linear  *decodeLinear
 	weights []LinearPart
-	sum     *Sum // the sum over all members; nil: none
+	packed  *packedLayer // nil: weights of 16 bits
+	sum     *Sum         // the sum over all members; nil: none
 	attend  *decodeAttention
 	maps    [mostParts]cuda.TensorMap // of keys and values
 	alone   func(*cuda.Stream) error  // queues the layer as a launch of its own
@@ -185,19 +190,30 @@ func (c *Megakernel) Linear(o *Linear) bool {
 		return false
 	}
 	shape, ok := c.shape.with(o.shape())
-	if !ok || !c.d.hasShape(shape) {
+	if !ok || o.In%decodeColumns != 0 || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
-	of := o.format()
-	if !families[of].megakernel || o.Rows > c.d.megakernelRows(of) || o.In%decodeColumns != 0 || c.format != noFormat && c.format != of || c.rows > 0 && c.rows != o.Rows {
+	of, packing, packs := c.format, c.packing, (*packedLayer)(nil)
+	if o.Narrow() {
+		if packs = newPackedLayer(o); packs == nil {
+			return false
+		}
+		packing = packing.with(packs)
+	} else if of = o.format(); !families[of].megakernel || o.Rows > c.d.megakernelRows(of) || c.format != noFormat && c.format != of {
 		return false
 	}
-	needs := c.needsWith(shape, o)
-	if !c.fits(shape, of, c.dim, &needs, 0) {
+	if packing.any && (max(o.Rows, c.rows) > packedRows || c.dim > 0 && !slices.Contains(packedDims[:], c.dim)) {
+		return false
+	}
+	if !c.d.hasShape(shape, packing.any) {
+		return false
+	}
+	needs := c.needsWith(shape, &packing, o)
+	if !c.fits(shape, of, &packing, c.dim, &needs, c.attends) {
 		return false
 	}
 	p := &decodeLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
-	part := megakernelLayer{linear: p}
+	part := megakernelLayer{linear: p, packed: packs}
 	x, tagged, ok := c.source(&o.X, o.Rows*o.In)
 	if !ok {
 		return false
@@ -241,7 +257,11 @@ func (c *Megakernel) Linear(o *Linear) bool {
 		if i < len(o.Parts) {
 			q := &o.Parts[i]
 			p.b[i] = read(&q.B, q.Out)
-			read(&q.W, q.Out*o.In)
+			if q.Packed != nil {
+				read(&q.W, q.Packed.Bytes/4)
+			} else {
+				read(&q.W, q.Out*o.In)
+			}
 			holds = append(holds, q.W, q.B)
 			if i == 0 || !o.Gate { // otherwise a tile is of both parts
 				p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
@@ -272,7 +292,7 @@ func (c *Megakernel) Linear(o *Linear) bool {
 	own.Parts = append([]LinearPart(nil), o.Parts...)
 	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
 	c.take(part, reads, writes, holds)
-	c.format, c.rows, c.floats, c.needs, c.shape = of, o.Rows, floats, needs, shape
+	c.format, c.packing, c.rows, c.floats, c.needs, c.shape = of, packing, o.Rows, floats, needs, shape
 	return true
 }
 
@@ -317,7 +337,10 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 // makes q, k and v: for sequences with at most one new token, and KV heads with at most 16 query heads. rotated is
 // memory for the rotated queries of a rotary embedding, used only if the layers become launches after all.
 func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV, rotated gpu.Memory) bool {
-	if c.back != nil || c.plan != nil && c.plan != p || weight.Dense(o.Pages[0].Data.DType) != c.format || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if kv := weight.Dense(o.Pages[0].Data.DType); kv != c.format && !(c.packing.any && c.format == noFormat && families[kv].megakernel) {
+		return false
+	}
+	if c.back != nil || c.plan != nil && c.plan != p || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
@@ -329,7 +352,7 @@ func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV
 // attend is Attend for the parts that the plan exports.
 func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV, rotated gpu.Memory) bool {
 	g := a.Problem
-	if !canMegakernel.Does(g) || decodeDim(g.Dim) < 0 {
+	if !canMegakernel.Does(g) || decodeDim(g.Dim) < 0 || c.packing.any && !slices.Contains(packedDims[:], g.Dim) {
 		return false
 	}
 	needs, turns := anyShape, turnsOf(a)
@@ -343,7 +366,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		needs = optShape
 	}
 	shape, ok := c.shape.with(needs)
-	if !ok || shape == llamaShape && !slices.Contains(llamaDims[:], g.Dim) || !c.d.hasShape(shape) {
+	if !ok || shape == llamaShape && !slices.Contains(llamaDims[:], g.Dim) || !c.d.hasShape(shape, c.packing.any) {
 		return false
 	}
 	// With one token a sequence, all output tiles have as many rows, and each KV head of a sequence is one output
@@ -360,7 +383,8 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		return false
 	}
 	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.Pages[0].Data, o.Pages[0].Data.Len), spanOf(&o.Pages[1].Data, o.Pages[1].Data.Len)}
-	if !c.fits(shape, c.format, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
+	of, attends := weight.Dense(o.Pages[0].Data.DType), a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)
+	if !c.fits(shape, of, &c.packing, g.Dim, &c.needs, attends) || !c.apart(nil, writes) {
 		return false
 	}
 	layer := &decodeAttention{
@@ -389,7 +413,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	c.floats += taggedOf(a.OutLen)
 	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.Pages[0].Data, o.Pages[1].Data, newK, newV, rotated,
 		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
-	c.plan, c.dim, c.chunk, c.shape, c.turns = p, g.Dim, a.Chunk, shape, turns
+	c.plan, c.format, c.dim, c.chunk, c.attends, c.shape, c.turns = p, of, g.Dim, a.Chunk, attends, shape, turns
 	return true
 }
 

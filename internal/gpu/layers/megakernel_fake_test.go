@@ -468,7 +468,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		c := d.NewMegakernel()
 		c.format, c.dim, c.rows, c.chunk = weight.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
 		linear := func(in int, norm *Norm) {
-			c.needs = c.needsWith(optShape, &Linear{Rows: rows, In: in, Norm: norm})
+			c.needs = c.needsWith(optShape, &c.packing, &Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, megakernelLayer{linear: &decodeLinear{}})
 		}
 		hidden := s.heads * s.dim
@@ -484,7 +484,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		if c.needs[l.split-1].wide {
 			return layout{split: wide}
 		}
-		if !c.fits(c.shape, c.format, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
+		if !c.fits(c.shape, c.format, &c.packing, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
 			t.Errorf("%s, %d rows: %+v", s.name, rows, l)
 		}
 		return layout{l.split, l.stages, l.slots}
@@ -542,8 +542,8 @@ func TestMegakernelSplit(t *testing.T) {
 		dim  int
 		want int
 	}{{Linear{Rows: 1, In: 8192}, 0, 1}, {large, 0, 2}, {large, 128, 2}, {large, 64, 1}, {large, 80, 1}} {
-		needs := c.needsWith(optShape, &s.o)
-		split := c.splitOf(optShape, weight.Float16, s.dim, &needs)
+		needs := c.needsWith(optShape, &c.packing, &s.o)
+		split := c.splitOf(optShape, weight.Float16, &c.packing, s.dim, &needs)
 		kernel, want := d.megakernels[optShape].of(split, weight.Float16, s.dim), d.megakernels[optShape].blocks[f16][max(decodeDim(s.dim), 0)]
 		if s.want == 2 {
 			want = d.megakernels[optShape].pairs[f16]
@@ -553,7 +553,7 @@ func TestMegakernelSplit(t *testing.T) {
 		}
 	}
 	// What is too wide for a block is not for a pair.
-	needs := c.needsWith(optShape, &Linear{Rows: 2, In: 20480})
+	needs := c.needsWith(optShape, &c.packing, &Linear{Rows: 2, In: 20480})
 	if !needs[0].wide || needs[1].wide {
 		t.Errorf("%+v", needs)
 	}

@@ -35,9 +35,12 @@ type stack struct {
 	outs    []gpu.Memory // of all layers, in order
 	cache   []gpu.Memory
 	all     []*cuda.Buffer
-	bytes   int                // of weights, keys and values
-	set     func(t testing.TB) // builds the plan, as each step does
-	problem attn.Problem       // of attention
+	bytes   int                     // of weights, keys and values
+	set     func(t testing.TB)      // builds the plan, as each step does
+	problem attn.Problem            // of attention
+	group   int                     // columns of a group of the last packed weights
+	numbers map[*Linear][][]float64 // of packed weights of each part, if they matter
+	sizes   map[*Linear][][]float64 // the magnitudes that they are sums of
 }
 
 // stackOp is a linear layer, or attention.
@@ -52,13 +55,15 @@ type stackShape struct {
 	rows, blocks, heads, kvHeads, dim, inner, vocabulary, pageTokens int
 	keys                                                             []int // of each row's sequence; 0: it has none
 	kv                                                               attn.DType
-	linear                                                           bool // no attention: what comes after it reads q
-	tables                                                           int  // that x is gathered from: 0, 1 or 2
-	choose                                                           bool // tokens, of logits
-	nobody                                                           bool // the last row's id is not in the table
-	gelu                                                             bool // instead of ReLU
-	round                                                            bool // layers may round x
-	llama                                                            bool // blocks of Llama's shape: norms by the root mean square, gated units, a rotary embedding
+	linear                                                           bool          // no attention: what comes after it reads q
+	tables                                                           int           // that x is gathered from: 0, 1 or 2
+	choose                                                           bool          // tokens, of logits
+	nobody                                                           bool          // the last row's id is not in the table
+	gelu                                                             bool          // instead of ReLU
+	round                                                            bool          // layers may round x
+	llama                                                            bool          // blocks of Llama's shape: norms by the root mean square, gated units, a rotary embedding
+	packed                                                           weight.Format // of weights of blocks, if they have 8 or 4 bits
+	packedHead                                                       bool          // the head's, too
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
@@ -127,7 +132,33 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 	s.set(t)
 
 	var x, none gpu.Memory
+	s.numbers, s.sizes = map[*Linear][][]float64{}, map[*Linear][][]float64{}
+	packs := func(o *Linear, f weight.Format, out int) LinearPart {
+		if rng == nil {
+			p, err := weight.Packing(&weight.Matrix{Format: f, Len: out * o.In}, o.In)
+			noError(t, err)
+			s.bytes += p.Bytes
+			return LinearPart{Packed: &p, W: random(attn.Float32, p.Bytes/4, 1)}
+		}
+		w, size := narrowMatrix(rng, f, out, o.In, false)
+		for len(o.Parts) > 0 && w.Group != s.group { // all parts have the same
+			w, size = narrowMatrix(rng, f, out, o.In, false)
+		}
+		s.group = w.Group
+		p, memory := m.pack(t, &w, o.In)
+		s.numbers[o], s.sizes[o] = append(s.numbers[o], narrowNumbers(&w, o.In)), append(s.sizes[o], size)
+		return LinearPart{Packed: p, W: keep(memory)}
+	}
+	head := false
 	linear := func(x gpu.Memory, in int, norm bool, f attn.Activation, residual gpu.Memory, outs ...int) []gpu.Memory {
+		dense := sh.packed == 0 || head && !sh.packedHead
+		weights := func(o *Linear, n int) LinearPart {
+			if !dense {
+				return packs(o, sh.packed, n)
+			}
+			s.bytes += n * in * sh.kv.Size()
+			return LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in)))}
+		}
 		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true, RoundX: sh.round}
 		if norm {
 			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Eps: 1e-5, RMS: sh.llama, UnitOffset: sh.llama && len(s.ops)%2 == 0}
@@ -137,16 +168,27 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 		}
 		var ys []gpu.Memory
 		for _, n := range outs {
-			p := LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), B: random(attn.Float32, n, 0.1), Y: out(sh.rows * n), Out: n}
-			s.bytes += n * in * sh.kv.Size()
+			p := weights(o, n)
+			p.B, p.Y, p.Out = random(attn.Float32, n, 0.1), out(sh.rows*n), n
 			o.Parts = append(o.Parts, p)
 			ys = append(ys, p.Y)
 		}
 		if o.Gate = sh.llama && f != attn.NoActivation; o.Gate {
 			n := outs[0]
 			o.Parts[0].B = none
-			o.Parts = append(o.Parts, LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), Out: n})
-			s.bytes += n * in * sh.kv.Size()
+			p := weights(o, n)
+			p.Out = n
+			if !dense && n%narrowTile == 0 { // halves of one matrix
+				p = packs(o, sh.packed, 2*n)
+				s.bytes -= 2 * o.Parts[0].Packed.Bytes // instead of these
+				if all := s.numbers[o]; all != nil {
+					sizes := s.sizes[o]
+					s.numbers[o], s.sizes[o] = [][]float64{all[2][:n*in], all[2][n*in:]}, [][]float64{sizes[2][:n*in], sizes[2][n*in:]}
+				}
+				o.Parts[0].W, o.Parts[0].Packed = p.W, p.Packed
+				p.Out, p.First = n, n
+			}
+			o.Parts = append(o.Parts, p)
 		}
 		scratch, err := d.Scratch(o)
 		noError(t, err)
@@ -205,7 +247,7 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 		h := linear(x, hidden, true, activation, none, sh.inner)[0]
 		x = linear(h, sh.inner, false, attn.NoActivation, x, hidden)[0]
 	}
-	if sh.vocabulary > 0 {
+	if head = true; sh.vocabulary > 0 {
 		logits := linear(x, hidden, true, attn.NoActivation, none, sh.vocabulary)[0]
 		if sh.choose {
 			ids := keep(m.empty(t, sh.rows))
@@ -466,7 +508,7 @@ func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	rng := reftest.Rand(t)
 	defer d.withoutSkinny()()
 	if llama {
-		d.hasShape(llamaShape) // kernels may have all shared memory that there is when they are loaded
+		d.hasShape(llamaShape, false) // kernels may have all shared memory that there is when they are loaded
 	}
 	shared := d.info.SharedPerBlockMost
 	defer func() { d.info.SharedPerBlockMost = shared }()
@@ -598,6 +640,7 @@ func testStack(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string,
 			closeTo(t, fmt.Sprintf("%s: output %d", name, j), got, want[j], attn.Float32, bound)
 		}
 		s.checkChoice(t, name)
+		s.checkPacked(t, name)
 	}
 	for j := range s.cache {
 		got := enginetest.Read(t, &s.cache[j])

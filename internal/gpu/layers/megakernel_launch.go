@@ -29,7 +29,7 @@ const (
 	decodeStride  = 144   // floats of a box's columns of a row of x
 	decodeBody    = 368
 
-	linearKind, attentionKind = 0, 1
+	linearKind, attentionKind, fourKind, eightKind = 0, 1, 2, 3
 )
 
 const (
@@ -157,26 +157,41 @@ func (d *Engine) NewMegakernel() *Megakernel {
 	return &Megakernel{d: d, format: noFormat, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
-// hasShape reports whether there are kernels for blocks of a shape. Kernels of llamaShape are loaded at first use,
-// which may be within a capture.
-func (d *Engine) hasShape(shape shapeOfBlocks) bool {
-	if shape != llamaShape {
+// hasShape reports whether there are kernels for blocks of a shape. Kernels of llamaShape, and for weights of 8 and 4 bits, are loaded at
+// first use, which may be within a capture.
+func (d *Engine) hasShape(shape shapeOfBlocks, packed bool) bool {
+	if shape != llamaShape && !packed {
 		return true
 	}
+	shape = max(shape, optShape)
 	d.loading.Lock()
 	defer d.loading.Unlock()
-	if d.megakernels[llamaShape] == nil && d.dev.Relaxed(func() error { return d.loadMegakernels(llamaShape) }) != nil {
+	if d.kernelsFor(shape, packed) == nil && d.dev.Relaxed(func() error { return d.loadMegakernels(shape, packed) }) != nil {
 		return false
 	}
-	return d.megakernels[llamaShape] != nil
+	return d.kernelsFor(shape, packed) != nil
+}
+
+// kernelsFor returns the loaded kernels.
+func (d *Engine) kernelsFor(shape shapeOfBlocks, packed bool) *megakernels {
+	if packed {
+		return d.packed[shape]
+	}
+	return d.megakernels[shape]
 }
 
 // loadMegakernels loads the kernels of megakernels, if the GPU has any.
-func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
+func (d *Engine) loadMegakernels(shape shapeOfBlocks, packed bool) error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := gpu.Module(d.dev, megakernelUnits[shape].unit)
+	names, dims := megakernelUnits[shape], decodeDims[:]
+	if packed {
+		names, dims = packedUnits[shape], packedDims[:]
+	} else if shape == llamaShape {
+		dims = llamaDims[:]
+	}
+	m, err := gpu.Module(d.dev, names.unit)
 	if errors.Is(err, kernels.ErrNoImage) {
 		return nil
 	}
@@ -188,14 +203,17 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 		if !families[of].megakernel {
 			return nil
 		}
-		name := megakernelUnits[shape].prefix + of.Kernels()
+		name := names.prefix + of.Kernels()
 		for j, dim := range decodeDims {
-			if shape == llamaShape && !slices.Contains(llamaDims[:], dim) {
+			if !slices.Contains(dims, dim) {
 				continue
 			}
 			if functions.blocks[of][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
 			}
+		}
+		if packed {
+			return nil
 		}
 		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d_pairs", name, pairsDim))
 		if err != nil {
@@ -214,7 +232,11 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 	if err != nil {
 		return err
 	}
-	d.megakernels[shape] = functions
+	if packed {
+		d.packed[shape] = functions
+	} else {
+		d.megakernels[shape] = functions
+	}
 	return nil
 }
 
@@ -265,7 +287,7 @@ type sharedNeeds [2]struct {
 }
 
 // needsWith returns the needs with another layer.
-func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
+func (c *Megakernel) needsWith(shape shapeOfBlocks, packing *packing, o *Linear) sharedNeeds {
 	needs, norm := c.needs, int32(0)
 	if o.Norm != nil {
 		norm = o.Norm.kind()
@@ -274,14 +296,14 @@ func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
 		n, split := &needs[i], i+1
 		area := areaOf(o.Rows, mostBoxes(o.In, split), norm)
 		n.area = max(n.area, area)
-		n.wide = n.wide || o.Rows*o.In > split*mostDecodeX || c.stagesFor(shape, split, area, 1, attention.ConsumerWarps) < leastDecodeStages
+		n.wide = n.wide || o.Rows*o.In > split*mostDecodeX || c.stagesFor(shape, packing, split, area, 1, attention.ConsumerWarps) < leastDecodeStages
 	}
 	return needs
 }
 
 // splitOf returns how many thread blocks share a tile of a megakernel with these needs.
-func (c *Megakernel) splitOf(shape shapeOfBlocks, of weight.Format, dim int, needs *sharedNeeds) int {
-	if (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[of] != nil && needs[0].area >= c.d.leastPairs {
+func (c *Megakernel) splitOf(shape shapeOfBlocks, of weight.Format, packing *packing, dim int, needs *sharedNeeds) int {
+	if !packing.any && (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[of] != nil && needs[0].area >= c.d.leastPairs {
 		return 2
 	}
 	return 1
@@ -289,10 +311,10 @@ func (c *Megakernel) splitOf(shape shapeOfBlocks, of weight.Format, dim int, nee
 
 // fits reports whether a megakernel with these needs fits, with the given bytes for its attention. Too wide layers
 // become launches.
-func (c *Megakernel) fits(shape shapeOfBlocks, of weight.Format, dim int, needs *sharedNeeds, attends int) bool {
-	split := c.splitOf(shape, of, dim, needs)
+func (c *Megakernel) fits(shape shapeOfBlocks, of weight.Format, packing *packing, dim int, needs *sharedNeeds, attends int) bool {
+	split := c.splitOf(shape, of, packing, dim, needs)
 	n := &needs[split-1]
-	return n.wide || c.stagesFor(shape, split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
+	return n.wide || c.stagesFor(shape, packing, split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
 }
 
 // linears returns the number of linear layers, which have feeds.
@@ -306,9 +328,9 @@ func (c *Megakernel) linears() (n int) {
 }
 
 // stagesFor returns how many boxes the warps' rings hold beside an area, and the barriers of attention's ring.
-func (c *Megakernel) stagesFor(shape shapeOfBlocks, split, area, linears, slots int) int {
-	rest := fixedOf(split) + rotatedOf(shape) + linears*int(unsafe.Sizeof(decodeFeed{})) + slots*16
-	return min((c.d.info.SharedPerBlockMost-rest-attn.Ceil(area, 16)*16)/(gemvWarps*(decodeBox+8)), mostDecodeStages)
+func (c *Megakernel) stagesFor(shape shapeOfBlocks, packing *packing, split, area, linears, slots int) int {
+	rest := fixedOf(split) + rotatedOf(shape) + linears*packing.feed() + slots*16 + packing.aligned()
+	return min((c.d.info.SharedPerBlockMost-rest-attn.Ceil(area, 16)*16)/(gemvWarps*packing.slot()), mostDecodeStages)
 }
 
 // rotatedOf returns the shared memory of cosines and sines, for the most rows of the widest heads.
@@ -348,7 +370,7 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	}
 	l := c.layOut()
 	err := c.d.dev.Relaxed(func() (err error) {
-		if c.program, err = c.d.dev.NewBuffer(l.groupAt + int64(unsafe.Sizeof(exchangeGroup{}))); err != nil {
+		if c.program, err = c.d.dev.NewBuffer(l.end); err != nil {
 			return err
 		}
 		c.tagged, err = c.d.dev.NewBuffer(runBytes + 8*(c.floats+l.partials))
@@ -382,12 +404,20 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	args.Hold(c.tagged)
 	g := clusterGrid(c.blocks()/l.split, l.split, gemvWarps*32, l.shared, false)
 	g.Cooperative = true
-	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.format, c.dim).Launch(s, g, &args)
+	of := c.format
+	if of == noFormat { // all weights are packed, and there is no attention
+		of = weight.Float16
+	}
+	dim := c.dim
+	if dim == 0 && c.packing.any {
+		dim = packedDims[0]
+	}
+	return c.d.kernelsFor(max(c.shape, optShape), c.packing.any).of(l.split, of, dim).Launch(s, g, &args)
 }
 
 // isAlone reports whether the layers are separate launches.
 func (c *Megakernel) isAlone() bool {
-	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.format, c.dim, &c.needs)-1].wide
+	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.format, &c.packing, c.dim, &c.needs)-1].wide
 }
 
 // queueAlone queues the layers as separate launches.
@@ -440,13 +470,14 @@ type megakernelLayout struct {
 	feeds         int   // linear layers
 	feedsAt       int64 // offset of their feeds, after the layers
 	groupAt       int64 // offset of the description of the summing GPUs
+	mapsAt, end   int64 // offset of the maps of packed weights, and of the end
 	partials      int64
 	work, masked  uint64 // addresses for attention
 }
 
 // layOut divides the shared memory.
 func (c *Megakernel) layOut() (l megakernelLayout) {
-	l.split = c.splitOf(c.shape, c.format, c.dim, &c.needs)
+	l.split = c.splitOf(c.shape, c.format, &c.packing, c.dim, &c.needs)
 	l.area = c.needs[l.split-1].area
 	l.feeds = c.linears()
 	rows := 0 // rows of attention's output tiles
@@ -461,23 +492,25 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 			attends := c.chunk.SharedBytes(rows, n)
 			// More than decodeChunks only if x needs the memory anyway.
 			more := n <= decodeChunks*attention.ConsumerWarps || attends <= x && n*c.chunk.Slot <= attention.RingBytes
-			if n > attention.ConsumerWarps && (!more || c.stagesFor(c.shape, l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
+			if n > attention.ConsumerWarps && (!more || c.stagesFor(c.shape, &c.packing, l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
 				break
 			}
 			l.slots, l.area = n, max(x, attends)
 		}
 	}
 	l.area = attn.Ceil(l.area, 16) * 16
-	l.stages = c.stagesFor(c.shape, l.split, l.area, l.feeds, l.slots)
+	l.stages = c.stagesFor(c.shape, &c.packing, l.split, l.area, l.feeds, l.slots)
 	// Memory for two layers' x at once, if no other use needs it.
 	for i := 1; i < len(c.layers); i++ {
-		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
+		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, &c.packing, l.split, before+own, l.feeds, l.slots) == l.stages {
 			l.area = before + own
 		}
 	}
-	l.shared = fixedOf(l.split) + rotatedOf(c.shape) + gemvWarps*l.stages*(decodeBox+8) + l.area + l.feeds*int(unsafe.Sizeof(decodeFeed{})) + l.slots*16
+	l.shared = fixedOf(l.split) + rotatedOf(c.shape) + gemvWarps*l.stages*c.packing.slot() + l.area + l.feeds*c.packing.feed() + l.slots*16 + c.packing.aligned()
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(decodeLayer{}))
-	l.groupAt = l.feedsAt + int64(l.feeds)*int64(unsafe.Sizeof(decodeFeed{}))
+	l.groupAt = l.feedsAt + int64(l.feeds*c.packing.feed())
+	l.mapsAt = (l.groupAt + int64(unsafe.Sizeof(exchangeGroup{})) + 127) / 128 * 128
+	l.end = l.mapsAt + int64(c.packing.maps*int(unsafe.Sizeof(cuda.TensorMap{})))
 	l.partials = int64(2 * c.blocks() * attention.ConsumerWarps * rows * (c.dim + 2))
 	return l
 }
@@ -501,7 +534,7 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			*x = words + (*x-1)*8
 		}
 	}
-	c.written = make([]decodeLayer, len(c.layers))
+	c.written, c.mapsAt = make([]decodeLayer, len(c.layers)), l.mapsAt
 	first, units := 0, c.blocks()/l.split // the block or pair with a layer's first tile, and the number of blocks or pairs
 	for i := range c.layers {
 		p, t := &c.layers[i], &c.written[i]
@@ -540,6 +573,9 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			}
 			t.kind = linearKind
 			for j := range p.weights {
+				if p.packed != nil {
+					break
+				}
 				w := &p.weights[j]
 				var err error
 				if t.maps[j], err = c.d.pairMap(&w.W, int(x.in), w.Out, decodeTile); err != nil {
@@ -553,7 +589,9 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			if x.activation&gateFlag != 0 {
 				feed.third = 0
 			}
-			c.feeds = append(c.feeds, feed)
+			if err := c.writeFeed(t, p, feed, text+uint64(l.mapsAt)); err != nil {
+				return err
+			}
 		} else {
 			x := (*decodeAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
@@ -611,14 +649,17 @@ func (c *Megakernel) Upload() error {
 	if err := c.link(); err != nil {
 		return err
 	}
-	text := append(gpu.BytesOf(c.written), gpu.BytesOf(c.feeds)...)
+	text := append(gpu.BytesOf(c.written), c.feeds...)
 	if c.exchange != nil {
 		text = append(text, gpu.BytesOf([]exchangeGroup{c.exchange.group(c.member)})...)
+	}
+	if len(c.maps) > 0 {
+		text = append(append(text, make([]byte, c.mapsAt-int64(len(text)))...), gpu.BytesOf(c.maps)...)
 	}
 	if err := c.program.Upload(0, text); err != nil {
 		return err
 	}
-	c.written, c.feeds = nil, nil
+	c.written, c.feeds, c.maps = nil, nil, nil
 	return c.tagged.Set(0, 0, c.tagged.Len())
 }
 

@@ -163,7 +163,7 @@ func testRows(t *testing.T, m *machine, d *Engine, cases, longest, widest int, s
 			all = []int{outs[0] + outs[1]}
 		}
 		for _, out := range all {
-			w, _ := narrowMatrix(rng, f, out, in)
+			w, _ := narrowMatrix(rng, f, out, in, true)
 			packed, memory := m.pack(t, &w, in)
 			b := m.random(t, rng, attn.Float32, out, 1)
 			if rng.IntN(3) == 0 {
@@ -282,7 +282,7 @@ func testRows(t *testing.T, m *machine, d *Engine, cases, longest, widest int, s
 // testRowsRefuses: what no kernel has is an error that names it.
 func testRowsRefuses(t *testing.T, m *machine, d *Engine) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	w, _ := narrowMatrix(rng, weight.Q8_0, 16, 64)
+	w, _ := narrowMatrix(rng, weight.Q8_0, 16, 64, true)
 	packed, memory := m.pack(t, &w, 64)
 	o := Linear{Rows: 65, In: 64, QuantiseX: true, X: m.empty(t, 65*64), Parts: []LinearPart{{W: memory, Packed: packed, Out: 16, Y: m.empty(t, 65*16)}}}
 	says := "w of layer 0 is Q8_0"

@@ -23,7 +23,7 @@ type Projection struct {
 // NewProjection makes a Projection; nil if a Linear has a single part, or is no launch of a batch's rows.
 // [Engine.Linear] reports invalid operands.
 func (d *Engine) NewProjection(o *Linear) *Projection {
-	if len(o.Parts) < 2 || o.check() != nil || o.gates() {
+	if len(o.Parts) < 2 || o.check() != nil || o.gates() || o.Narrow() {
 		return nil
 	}
 	l, err := d.choose(o)
