@@ -141,8 +141,8 @@ func ExampleWithDropout() {
 		m.Reset()
 	}
 	// Output:
-	// [1.5]
-	// [4]
+	// [4.5]
+	// [0.5]
 	// [2.5]
 }
 

@@ -216,7 +216,7 @@ func WithBias(bias *G.Node, scale ...float64) Option {
 //
 //	out[b,h,i] = sum_j z_j p_j v[b,h',j],  z_j = 0 with probability p, else 1/(1-p)
 //
-// for 0 <= p < 1, rounded to a multiple of 2^-32. The log-sum-exp is that without dropout. Gradients use the z of the same run. It
+// for 0 <= p < 1, rounded to a multiple of 2^-16. The log-sum-exp is that without dropout. Gradients use the z of the same run. It
 // is for [Attention] and [Attend] in host memory, and for Attention on a GPU that has its gradients. For Attend seed is nil, and
 // [Args] has the seed.
 //
@@ -229,9 +229,9 @@ func WithBias(bias *G.Node, scale ...float64) Option {
 //
 //   - Equal seeds drop the same weights, so each step and each layer needs another seed.
 //   - A seed of 0 drops nothing: one graph serves training and inference. The seed has no gradient.
-//   - z follows from the seed and from b, h, i and j alone: from number j mod 4 of Philox4x32-10 (Salmon et al., Parallel random
-//     numbers: as easy as 1, 2, 3, 2011) with the counter (j/4, i, h, b) and the seed as key. A weight is dropped if the number is
-//     below p 2^32. So every run, CPU, GPU, schedule and number of workers drops the same weights, and the backward pass computes z
+//   - z follows from the seed and from b, h, i and j alone: from number j mod 8 of 16 bits of Philox4x32-7 (Salmon et al., Parallel random
+//     numbers: as easy as 1, 2, 3, 2011) with the counter (j/8, i, h, b) and the seed as key. A weight is dropped if the number is
+//     below p 2^16. So every run, CPU, GPU, schedule and number of workers drops the same weights, and the backward pass computes z
 //     again (FlashAttention, Dao et al., arXiv:2205.14135, appendix B.3).
 //   - A dropped value is multiplied by 0, so NaN stays NaN.
 func WithDropout(p float64, seed *G.Node) Option {

@@ -1,4 +1,5 @@
-// Scores and the products of values with dO once more, by warp groups (9.0): gradients of a variant's tensors are sums over them.
+// Scores and the products of values with dO once more, by warp groups (9.0): gradients of biases and of a variant's tensors are sums over
+// them.
 //
 // A thread block takes an item: some query blocks of some heads and sequences, for KEYS keys. Four producer warps bring a tile each, of
 // keys, queries, values and dO. The ring has pairs of tiles: keys and queries, then values and dO. Two consumer warp groups have half of the
@@ -112,22 +113,41 @@ template <class Format_, int D, int STAGES, int PADDED, class Job> struct Backwa
         const u32 stage = n % STAGES, other = (n + 1) % STAGES, at = ring + stage * PAIR, by = ring + other * PAIR;
         barrierWait(full + stage * 8, n / STAGES & 1);
         barrierWait(full + other * 8, (n + 1) / STAGES & 1);
-        // Products of the second half are on their way while the Job takes the first one. Rows that are none are zeros.
+        // Products of the second half are on their way while a Job with registers for BOTH takes the first one. Rows that are none are zeros.
         typename Half::Numbers x, y;
         const u32 keys = at + group * 64 * 128, values = by + group * 64 * 128, logs = at + 2 * TILE;
         const int row = w.i * ROWS;
         multiply(x, keys, at + TILE);
         multiply(y, values, by + TILE);
-        typename Half::Numbers x1, y1;
-        multiply(x1, keys, at + TILE + 64 * 128);
-        multiply(y1, values, by + TILE + 64 * 128);
-        wgmmaWait<2>();
-        pinned(x), pinned(y);
-        job.template take<Half>(p, w, row, x, y, logs, mine);
-        wgmmaWait<0>();
-        pinned(x1), pinned(y1);
-        if (row + 64 < w.s.queries) job.template take<Half>(p, w, row + 64, x1, y1, logs + 64 * 8, mine);
-        job.flush(p, ROWS);
+        if constexpr (Job::BOTH) {
+          typename Half::Numbers x1, y1;
+          multiply(x1, keys, at + TILE + 64 * 128);
+          multiply(y1, values, by + TILE + 64 * 128);
+          wgmmaWait<2>();
+          pinned(x), pinned(y);
+          job.template take<Half>(p, w, row, x, y, logs, mine);
+          wgmmaWait<0>();
+          pinned(x1), pinned(y1);
+          if (row + 64 < w.s.queries) job.template take<Half>(p, w, row + 64, x1, y1, logs + 64 * 8, mine);
+          job.flush(p, ROWS);
+        } else {
+          wgmmaWait<1>();
+          pinned(x);
+          job.template weigh<Half, 0>(p, w, row, x, logs, mine);
+          wgmmaWait<0>();
+          pinned(y);
+          job.template take<Half, 0>(p, w, row, x, y, logs, mine);
+          if (row + 64 < w.s.queries) {
+            multiply(x, keys, at + TILE + 64 * 128);
+            multiply(y, values, by + TILE + 64 * 128);
+            wgmmaWait<1>();
+            pinned(x);
+            job.template weigh<Half, 1>(p, w, row + 64, x, logs + 64 * 8, mine);
+            wgmmaWait<0>();
+            pinned(y);
+            job.template take<Half, 1>(p, w, row + 64, x, y, logs + 64 * 8, mine);
+          }
+        }
         barrierArrive(empty + stage * 8), barrierArrive(empty + other * 8); // all lanes: they have read log-sum-exps
       }
       job.template end<BackwardAgain>(p);
@@ -141,4 +161,137 @@ template <class Format_, int D, int STAGES, int PADDED, class Job> struct Backwa
     wgmmaCommit();
   }
 };
+
+// The Job that makes the gradient of the bias. An item is a key block and a query block of a head and a sequence of the bias, or all query
+// blocks if they share a row of the bias. The item covers all heads and sequences that share the bias. Every number of the gradient is written once.
+struct AgainBias {
+  static constexpr bool BOTH = false; // whether there are registers for the products of both halves
+  __device__ __forceinline__ AgainBias(char*) {}
+  static constexpr int BYTES = 0; // of shared memory
+
+  struct Place {
+    int block, part, head, seq;
+    template <class B> __device__ static __forceinline__ int parts(const BackwardParams& p) { return scoreOf(p).biasRow == 0 ? 1 : (p.queries + B::ROWS - 1) / B::ROWS; }
+    __device__ static __forceinline__ int heads(const BackwardParams& p) { return scoreOf(p).biasHead == 0 ? 1 : p.kvHeads * p.group; }
+    __device__ __forceinline__ Place(const BackwardParams& p, int number, int keyBlocks, int parts) {
+      block = number % keyBlocks, number /= keyBlocks;
+      part = number % parts, number /= parts;
+      head = number % heads(p), seq = number / heads(p);
+    }
+  };
+  template <class B> __device__ static __forceinline__ Place place(const BackwardParams& p) { return Place(p, blockIdx.x, (p.keys + B::KEYS - 1) / B::KEYS, Place::parts<B>(p)); }
+  template <class B> __device__ static __forceinline__ typename B::Walk walk(const BackwardParams& p) {
+    const BackwardScores& score = scoreOf(p);
+    const Place at = place<B>(p);
+    const bool rows = score.biasRow != 0;
+    return typename B::Walk(p, at.seq, score.biasSequence == 0 ? p.batch : at.seq + 1, at.head, score.biasHead == 0 ? p.kvHeads * p.group : at.head + 1,
+        at.block * B::KEYS, rows ? at.part : 0, rows ? at.part + 1 : 0x7fffffff);
+  }
+
+  float sums[16][4];
+  u32 bias[16][2]; // of rows first and first+1, ..., for the key and the one 8 behind it
+  long long from;  // of the numbers of the head and sequence
+  int first, key;  // the lane's
+
+  template <class B> __device__ __forceinline__ void begin(const BackwardParams& p, int mine) {
+    const BackwardScores& score = scoreOf(p);
+    const Place at = place<B>(p);
+    from = at.seq * score.biasSequence + at.head * score.biasHead;
+    first = at.part * B::ROWS + threadIdx.x % 4 * 2, key = mine + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+      u16 x[4];
+#pragma unroll
+      for (int h = 0; h < 4; h++) {
+        sums[j][h] = 0.f;
+        const int r = min(first + j * 8 + h % 2, p.queries - 1), k = min(key + h / 2 * 8, p.keys - 1); // others are masked
+        x[h] = ((const u16*)score.bias)[from + r * score.biasRow + k];
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) bias[j][h] = x[2 * h] | (u32)x[2 * h + 1] << 16;
+    }
+  }
+
+  // Turns products into weights.
+  template <class B, int H, class Walk> __device__ __forceinline__ void weigh(const BackwardParams& p, const Walk& w, int row, typename B::Numbers& x, u32 logs, int mine) const {
+    const BackwardScores& score = scoreOf(p);
+    typename HopperScored::Changes<B> scores(p, w.s, w.kvHead(), w.all(), row, mine);
+    const bool some = scores.masked() || row + B::ROWS > w.s.queries; // a bias may be NaN where there is no row
+    const float by = score.slopes == nullptr ? 0.f : score.slopes[w.head];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      float of[4];
+      B::loadFour(of, logs + (j * 8 + threadIdx.x % 4 * 2) * 8);
+#pragma unroll
+      for (int h = 0; h < 4; h++) x[j][h] *= p.scale;
+      if (score.cap != 0.f) {
+#pragma unroll
+        for (int h = 0; h < 4; h++) x[j][h] = score.cap * tanh_(x[j][h] * score.reciprocal);
+      }
+#pragma unroll
+      for (int h = 0; h < 4; h++) {
+        const float z = __fmaf_rn(by, scores.away(j, h), x[j][h]), add = h % 2 ? B::Operand::high(bias[H * 8 + j][h / 2]) : B::Operand::low(bias[H * 8 + j][h / 2]);
+        x[j][h] = exp2_(notPositive(__fmaf_rn(add, score.biasFactor, z) - of[h % 2 * 2]) * B::LOG2E);
+      }
+      if (some) {
+        scores.mask(x[j], j);
+#pragma unroll
+        for (int h = 0; h < 4; h++)
+          if (row + (int)threadIdx.x % 4 * 2 + j * 8 + h % 2 >= w.s.queries) x[j][h] = 0.f;
+      }
+    }
+  }
+  template <class B, int H, class Walk> __device__ __forceinline__ void take(const BackwardParams& p, const Walk& w, int row, const typename B::Numbers& x, typename B::Numbers& y, u32 logs, int mine) {
+    if (scoreOf(p).below != 0) {
+      typename HopperScored::Changes<B> scores(p, w.s, w.kvHead(), w.all(), row, mine);
+      scores.draw(), scores.drop(y);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      float of[4];
+      B::loadFour(of, logs + (j * 8 + threadIdx.x % 4 * 2) * 8);
+#pragma unroll
+      for (int h = 0; h < 4; h++) sums[H * 8 + j][h] = __fmaf_rn(x[j][h], y[j][h] - of[h % 2 * 2 + 1], sums[H * 8 + j][h]);
+    }
+  }
+
+  template <class B> __device__ __forceinline__ void end(const BackwardParams& p) {
+    using Store = typename B::Format::Store;
+    const BackwardScores& score = scoreOf(p);
+    if (score.biasRow == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < 16; j++) sum += sums[j][2 * h] + sums[j][2 * h + 1];
+        sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
+        if (threadIdx.x % 4 == 0 && key + h * 8 < p.keys) Store::store(score.biasGrad, from + key + h * 8, sum * score.biasFactor);
+      }
+      return;
+    }
+    // Transposed, a lane has two keys of a row.
+    const int lane = threadIdx.x % 32, r0 = first - lane % 4 * 2 + lane / 4, k0 = key - lane / 4 + lane % 4 * 2;
+    const bool pairs = score.biasRow % 2 == 0 && (u64)score.biasGrad % 4 == 0; // and so is `from` even
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const u32 two = transposed(B::Operand::pack(sums[j][2 * h] * score.biasFactor, sums[j][2 * h + 1] * score.biasFactor));
+        const int r = r0 + j * 8, k = k0 + h * 8;
+        u16* const to = (u16*)score.biasGrad + from + r * score.biasRow + k;
+        if (r >= p.queries) continue;
+        if (pairs && k + 1 < p.keys) {
+          *(u32*)to = two;
+        } else {
+          if (k < p.keys) to[0] = (u16)two;
+          if (k + 1 < p.keys) to[1] = two >> 16;
+        }
+      }
+  }
+};
+#define BACKWARD_AGAIN(name, ...) \
+  extern "C" __global__ void __launch_bounds__(384, 1) name(const __grid_constant__ BackwardScoredParams p) { BackwardAgain<__VA_ARGS__>::run(p.p); }
+#else
+#define BACKWARD_AGAIN(name, ...) \
+  extern "C" __global__ void name(const __grid_constant__ BackwardScoredParams p) {}
 #endif

@@ -19,8 +19,10 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 struct HopperPlain : BackwardPlain {
-  static constexpr bool many = false; // whether scores take so many registers that fewer products run beside their arithmetic
-  static constexpr int PARAMS = 0;    // bytes of shared memory for parameters
+  static constexpr bool many = false;  // whether scores take so many registers that fewer products run beside their arithmetic
+  static constexpr bool drops = false; // whether there may be dropout
+  static constexpr bool tiles = false; // whether each step has a tile of a bias, which waits where the gradients of scores go
+  static constexpr int PARAMS = 0;     // bytes of shared memory for parameters
   __device__ static __forceinline__ const BackwardParams& paramsOf(const BackwardParams& p, char*) { return p; }
   template <class B> struct Changes {
     __device__ __forceinline__ Changes(const BackwardParams&, const BackwardSeq&, int, int, int, int) {}
@@ -264,8 +266,19 @@ template <class Format_, int D, int ROWS_, int Q_STAGES, class V = HopperPlain> 
       keep(slopes);
       if (step > 0) arriveWarp(sh.queryEmpty + (query.index == 0 ? Q_STAGES - 1 : query.index - 1) * 8, lane);
     };
+    // The warp copies its part of a step's tile of the bias over the gradients of scores of two steps before, which all warps have read.
+    const auto bringTile = [&](int i, int head, int step) {
+      if constexpr (V::tiles) {
+        V::template bring<BackwardHopper>(p, w.s, w.kvHead, head, i * ROWS, mine - lane / 4, sh.slopes + (before + step & 1) * SLOPE + (group * 64 + warp * 16) * 128, lane);
+        copyCommit();
+      }
+    };
     // What becomes of a step's scores. Nothing is under way behind it.
     const auto weigh = [&] {
+      if constexpr (V::tiles) {
+        copyWait<0>();
+        __syncwarp();
+      }
       const int row = i * ROWS;
       const u32 grads = sh.grads + grad.index * ROW, statistics = sh.statistics + query.index * STATISTICS + lane % 4 * 16;
       u32 slope = sh.slopes + (before + step & 1) * SLOPE + swizzled(group * 64 + warp * 16 + lane / 4, lane % 4 * 4);
@@ -305,7 +318,7 @@ template <class Format_, int D, int ROWS_, int Q_STAGES, class V = HopperPlain> 
         keep(weights);
       }
       if constexpr (LATE) finish();
-      if constexpr (V::many) scores.drop(y);
+      if constexpr (V::drops) scores.drop(y);
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
         float of[4];
@@ -316,7 +329,7 @@ template <class Format_, int D, int ROWS_, int Q_STAGES, class V = HopperPlain> 
           x[j][h] *= Math::narrow ? d * factor : d;
         }
       }
-      if constexpr (V::many) scores.chain(x, slopeAt);
+      if constexpr (V::scores) scores.chain(x, slopeAt);
       operands(slopes, x);
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++)
@@ -332,6 +345,7 @@ template <class Format_, int D, int ROWS_, int Q_STAGES, class V = HopperPlain> 
       arriveWarp(sh.gradEmpty + grad.index * 8, lane);
     };
     if (w.steps > 0) {
+      bringTile(i, head, 0);
       barrierWait(sh.queryFull + query.index * 8, query.parity);
       pinned(x);
       multiply(x, keys, sh.queries + query.index * ROW);
@@ -347,6 +361,11 @@ template <class Format_, int D, int ROWS_, int Q_STAGES, class V = HopperPlain> 
       pinned(x);
       multiply(x, keys, sh.queries + query.index * ROW); // after the last step of what is there
       barrierWait(sh.slopeFull + (before + step & 1) * 8, before + step >> 1 & 1);
+      if (V::tiles && step + 1 < w.steps) {
+        int after = i, of = head;
+        w.next(after, of);
+        bringTile(after, of, step + 1);
+      }
       float z[8][4];
       wgmmaFence();
 #pragma unroll

@@ -28,7 +28,7 @@ struct BackwardScores {
   int window;                 // keys that a query sees at most, up to its own; 0: no window
   int sinkTokens;             // the first keys, which it sees besides
   u32 seedLow, seedHigh;      // of dropout
-  u32 below;                  // weights whose number is less are dropped; 0: no dropout
+  u32 below;                  // weights whose number of 16 bits is less are dropped; 0: no dropout
   float factor;               // on kept weights
   int rows;                   // of the query blocks of a head
 };
@@ -43,17 +43,20 @@ struct BackwardScoredParams {
 // The first key that the query at a place sees, besides sink tokens.
 __device__ __forceinline__ int firstKey(const BackwardScores& score, int place) { return score.window == 0 ? 0 : max(place - score.window + 1, 0); }
 
-// Which of the keys 4 quad to 4 quad + 3 of a row are dropped, a bit for each: Philox4x32-10, as internal/dropout has it.
-__device__ __forceinline__ u32 droppedOf(const BackwardScores& score, u32 quad, u32 query, u32 head, u32 sequence) {
-  u32 a = quad, b = query, c = head, d = sequence, k0 = score.seedLow, k1 = score.seedHigh;
+// Which of the keys 8 octet to 8 octet + 7 of a row are dropped, a bit for each: Philox4x32-7, as internal/dropout has it.
+__device__ __forceinline__ u32 droppedOf(const BackwardScores& score, u32 octet, u32 query, u32 head, u32 sequence) {
+  u32 a = octet, b = query, c = head, d = sequence, k0 = score.seedLow, k1 = score.seedHigh;
 #pragma unroll
-  for (int i = 0; i < 10; i++) {
+  for (int i = 0; i < 7; i++) {
     const u64 x = (u64)a * 0xd2511f53u, y = (u64)c * 0xcd9e8d57u;
     a = (u32)(y >> 32) ^ b ^ k0, b = (u32)y, c = (u32)(x >> 32) ^ d ^ k1, d = (u32)x;
     k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
   }
-  const u32 n = score.below;
-  return (a < n ? 1 : 0) | (b < n ? 2 : 0) | (c < n ? 4 : 0) | (d < n ? 8 : 0);
+  const u32 words[4] = {a, b, c, d}, n = score.below;
+  u32 dropped = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; i--) dropped = __funnelshift_l((i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff) - n, dropped, 1); // the sign
+  return dropped;
 }
 
 struct BackwardScored {
@@ -98,7 +101,7 @@ struct BackwardScored {
     const BackwardSeq& s;
     const int seq, head, row, mine; // head: of the sequence; row and mine: the first of the block, and of the warp's keys
     Numbers slope;                  // with a soft cap
-    u32 dropped[4];                 // with dropout, of score [t][j][h] bit 4 (t ROWS/8 + j) of number h
+    u32 dropped;                    // with dropout, of score [t][j][h] bit 4 (t ROWS/8 + j) + h % 2 * 2 + h / 2
 
     __device__ __forceinline__ Scores(const BackwardParams& p, const BackwardSeq& s, int seq, int head, int row, int mine) : p(p), s(s), seq(seq), head(head), row(row), mine(mine) {}
 
@@ -152,19 +155,21 @@ struct BackwardScored {
       if (score.below != 0) drawDropped();
     }
 
-    // Four lanes have the four keys of a quad, and the same rows. Each of them draws the numbers of every fourth score.
+    // Eight lanes have the same rows, and a key of each of two octets. A lane draws the numbers of an eighth of the octets, and gets the bits of
+    // its keys from the others.
     __device__ __forceinline__ void drawDropped() {
-      const int lane = threadIdx.x % 32, number = lane / 4 % 4;
-      u32 mine_ = 0;
+      const int lane = threadIdx.x % 32, n = lane / 4;
+      u32 own = 0;
 #pragma unroll
-      for (int t = 0; t < TILES; t++)
+      for (int m = 0; m < TILES * ROWS / 16; m++) {
+        const int j = 2 * m + n / 4, t = j / (ROWS / 8);
+        own |= droppedOf(scoreOf(p), mine / 8 + 2 * t + n % 2, row + lane % 4 * 2 + j % (ROWS / 8) * 8 + n / 2 % 2, head, seq) << 8 * m;
+      }
+      dropped = 0;
 #pragma unroll
-        for (int j = 0; j < ROWS / 8; j++)
-          mine_ |= droppedOf(scoreOf(p), (mine + t * 16 + number / 2 * 8) / 4 + lane / 16, row + lane % 4 * 2 + j * 8 + number % 2, head, seq) << 4 * (t * (ROWS / 8) + j);
-#pragma unroll
-      for (int h = 0; h < 4; h++) dropped[h] = __shfl_sync(~0u, mine_, lane & ~12 | h << 2) >> number;
+      for (int k = 0; k < 8; k++) dropped |= (__shfl_sync(~0u, own, k * 4 + lane % 4) >> n & 0x01010101) << k;
     }
-    __device__ __forceinline__ bool drops(int t, int j, int h) const { return dropped[h] >> 4 * (t * (ROWS / 8) + j) & 1; }
+    __device__ __forceinline__ bool drops(int t, int j, int h) const { return dropped >> 4 * (t * (ROWS / 8) + j) + h % 2 * 2 + h / 2 & 1; }
 
     // The weights that are kept, as operands.
     __device__ __forceinline__ void keep(u32 (&w)[TILES][ROWS / 16][4], const Numbers& x) const {

@@ -5,6 +5,9 @@
 // weights is that of all; dropped ones are left out of products with values alone.
 #pragma once
 #include "attn_backward_variant.cuh"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "attn_backward_hopper_variant.cuh"
+#endif
 
 struct DropoutParams {
   BackwardParams p; // the problem: no gradients, out and log-sum-exps
@@ -105,6 +108,13 @@ template <class Format, int D> struct Dropout {
       const u32 was = stage;
       stage = other, other = was;
     }
+    store(p, o, most, sum, number, mine);
+  }
+
+  // Writes outputs and log-sum-exps of a lane's rows, of head `number` of all sequences.
+  __device__ static __forceinline__ void store(const BackwardParams& p, const float (&o)[D / 8][4], const float (&most)[2], float (&sum)[2], int number, int mine) {
+    const BackwardScores& score = scoreOf(p);
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int row = mine + lane / 4 + i * 8;
@@ -164,19 +174,169 @@ template <class Format, int D> struct Dropout {
     }
   }
 
-  // Makes dropped weights 0. Two lanes have the keys of a quad, of two rows: each of them draws the numbers of one row.
+  // Makes dropped weights 0. Four lanes have the keys of an octet, of two rows. A lane draws the numbers of a fourth of the octets, and gets the
+  // bits of its keys from the others.
   __device__ static __forceinline__ void drop(float (&x)[KEYS / 8][4], const BackwardScores& score, int seq, int head, int mine, int key) {
-    const int lane = threadIdx.x % 32;
-    u32 dropped[2] = {};
-#pragma unroll 4 // the code is long
-    for (int j = 0; j < KEYS / 8; j++) dropped[0] |= droppedOf(score, (key + j * 8) / 4 + lane / 2 % 2, mine + lane / 4 + lane % 2 * 8, head, seq) << 4 * j;
-    dropped[1] = __shfl_xor_sync(~0u, dropped[0], 1);
-    if (lane % 2 == 1) {
-      const u32 own = dropped[0];
-      dropped[0] = dropped[1], dropped[1] = own;
-    }
+    const int lane = threadIdx.x % 32, n = lane % 4;
+    u32 own = 0, dropped = 0; // dropped: of score [j][h] bit 4j + h
+#pragma unroll
+    for (int m = 0; m < KEYS / 16; m++) own |= droppedOf(score, key / 8 + 2 * m + n / 2, mine + lane / 4 + n % 2 * 8, head, seq) << 8 * m;
+#pragma unroll
+    for (int k = 0; k < 4; k++) dropped |= (__shfl_sync(~0u, own, (lane & ~3) | k) >> 2 * n & 0x03030303) << 2 * k;
     each(mine, key, [&](int j, int h, int, int) {
-      if (dropped[h / 2] >> (4 * j + lane % 2 * 2 + h % 2) & 1) x[j][h] = 0.f;
+      if (dropped >> 4 * j + h & 1) x[j][h] = 0.f;
     });
   }
 };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The same by products of warp groups (9.0). Two consumer warp groups have 64 rows each, and four producer warps copy halves of keys and of
+// values to a ring. One group's products run beside the exponentials and random numbers of the other group.
+template <class Format, int D> struct DropoutHopper {
+  using One = Dropout<Format, D>; // what becomes of 64 keys
+  using Hopper = BackwardHopper<Format, D, 8192 / D, 3, HopperScored>;
+  using Math = typename Format::Math;
+  using Operand = typename Math::Operand;
+  static constexpr int ROWS = 128, KEYS = 128, STAGES = 2, QUERY = ROWS * D * 2, KEY = KEYS * D * 2, SHARED = QUERY + 2 * STAGES * KEY + 8 * (1 + 4 * STAGES);
+  static constexpr float LOG2E = 1.4426950408889634f;
+  using Numbers = float[KEYS / 8][4];
+
+  __device__ static __forceinline__ void run(const BackwardParams& p) {
+    extern __shared__ __align__(1024) char memory[];
+    const BackwardScores& score = scoreOf(p);
+    const u32 query = sharedAddress(memory), ring = query + QUERY, queryFull = ring + 2 * STAGES * KEY, full = queryFull + 8, empty = full + 16 * STAGES;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, heads = p.kvHeads * p.group, all = p.batch * heads;
+    if (threadIdx.x == 0) {
+      barrierInit(queryFull, 128);
+      for (int i = 0; i < 2 * STAGES; i++) barrierInit(full + i * 8, 64), barrierInit(empty + i * 8, 8);
+      opened();
+    }
+    __syncthreads();
+    // The last rows of all heads come first: with a causal mask they see the most keys.
+    const int number = blockIdx.x % all, seq = number / heads, head = number % heads, first = (p.blocks - 1 - blockIdx.x / all) * ROWS;
+    const BackwardSeq s(p, seq);
+    const int behind = s.keys - s.queries, last = min(first + ROWS, s.queries) - 1;
+    const auto sees = [&](int row) { return row >= s.queries ? 0 : p.causal ? min(s.keys, behind + row + 1) : s.keys; };
+    // Key blocks: those of sink tokens, and [lowest, end).
+    const int lowest = firstKey(score, behind + first) / KEYS, sinks = min((score.sinkTokens + KEYS - 1) / KEYS, lowest);
+    const int end = first < s.queries ? (max(sees(last), 0) + KEYS - 1) / KEYS : 0, steps = max(end - lowest, 0) + min(sinks, end);
+    const auto keyOf = [&](int step) { return (step < sinks ? step : step - sinks + lowest) * KEYS; };
+    if (warp < 4) {
+      fewerRegisters<24>();
+      if (steps > 0) {
+        copyPart<32, ROWS>(p, query, p.q, (long long)number * p.queries * p.dim, first, warp * 32, s.first, s.queries, 0, lane);
+        copyCommit();
+        copyWait<0>();
+        fenceAsync();
+        barrierArrive(queryFull);
+      }
+#pragma unroll 1
+      for (int step = 0; step < steps; step++) {
+        const int slot = 2 * (step % STAGES) + warp / 2, half = warp % 2 * 64;
+        barrierWait(empty + slot * 8, step / STAGES & 1 ^ 1);
+        copyPart<64, KEYS>(p, ring + slot * KEY, warp < 2 ? p.k : p.v, (long long)(number / p.group) * p.keys * p.dim, keyOf(step), half, BackwardScored::hidden(p, s), s.keys, score.sinkTokens, lane);
+        copyCommit();
+        copyWait<0>();
+        fenceAsync();
+        barrierArrive(full + slot * 8);
+      }
+      return;
+    }
+    moreRegisters<240>();
+    const int group = warp / 4 - 1, mine = first + group * 64 + warp % 4 * 16, groupLast = min(first + group * 64 + 63, last);
+    float o[D / 8][4], most[2], sum[2]; // of the lane's rows: outputs, maxima and sums of its weights times 2^lift
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
+    most[0] = most[1] = score.sinks == nullptr ? -LEAN_INF : score.sinks[head];
+    sum[0] = sum[1] = most[0] > -LEAN_INF && lane % 4 == 0 ? exp2_(Math::lift) : 0.f;
+    if (steps > 0) barrierWait(queryFull, 0);
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+      const int key = keyOf(step), stage = step % STAGES;
+      const u32 keys = ring + 2 * stage * KEY, values = keys + KEY;
+      // Whether some row of the group sees some of the keys.
+      const bool live = first + group * 64 < s.queries && key < sees(groupLast) && (key + KEYS > firstKey(score, behind + first + group * 64) || key < score.sinkTokens);
+      barrierWait(full + stage * 16, step / STAGES & 1);
+      Numbers x;
+      if (live) {
+        wgmmaFence();
+        pinned(x);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+          Wgmma<KEYS>::template shared<Math>(x, rowOperand(query + group * 64 * 128 + k / 4 * (ROWS * 128) + k % 4 * 32), rowOperand(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+        wgmmaCommit();
+        wgmmaWait<0>();
+        pinned(x);
+      }
+      Hopper::arriveWarp(empty + stage * 16, lane);
+      u32 w[KEYS / 16][4];
+      if (live) {
+        float (&low)[8][4] = *(float (*)[8][4])&x[0], (&high)[8][4] = *(float (*)[8][4])&x[8];
+        One::change(low, p, s, seq, head, mine, key), One::change(high, p, s, seq, head, mine, key + 64);
+        if (key + KEYS > sees(mine) || mine + 15 > last || key < firstKey(score, behind + mine + 15)) {
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+              const int row = mine + lane / 4 + h / 2 * 8, k = key + j * 8 + lane % 4 * 2 + h % 2;
+              if (k >= sees(row) || k < firstKey(score, behind + row) && k >= score.sinkTokens) x[j][h] = -LEAN_INF;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          float m = most[i];
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++) m = fmaxf(m, fmaxf(x[j][2 * i], x[j][2 * i + 1]));
+          m = fmaxf(m, __shfl_xor_sync(~0u, m, 1)), m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+          const float base = m == -LEAN_INF ? 0.f : m, shrink = exp2_((most[i] - base) * LOG2E);
+          most[i] = m, sum[i] *= shrink;
+#pragma unroll
+          for (int j = 0; j < D / 8; j++) o[j][2 * i] *= shrink, o[j][2 * i + 1] *= shrink;
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+              float& y = x[j][2 * i + e];
+              y = exp2_(__fmaf_rn(y - base, LOG2E, Math::lift)), sum[i] += y;
+            }
+        }
+        if (score.below != 0) One::drop(low, score, seq, head, mine, key), One::drop(high, score, seq, head, mine, key + 64);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+#pragma unroll
+          for (int h = 0; h < 4; h++) w[k][h] = Operand::pack(x[2 * k + h / 2][h % 2 * 2], x[2 * k + h / 2][h % 2 * 2 + 1]);
+      }
+      barrierWait(full + stage * 16 + 8, step / STAGES & 1);
+      if (live) {
+        wgmmaFence();
+        pinned(o);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) Wgmma<D>::template registers<Math>(o, w[k], columnOperand(values + k * 2048, KEYS * 128));
+        wgmmaCommit();
+        wgmmaWait<0>();
+        pinned(o);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) asm volatile("" : "+r"(w[k][0]), "+r"(w[k][1]), "+r"(w[k][2]), "+r"(w[k][3])::"memory");
+      }
+      Hopper::arriveWarp(empty + stage * 16 + 8, lane);
+    }
+    One::store(p, o, most, sum, number, mine);
+  }
+
+  // A warp copies N rows, from number `part` on, of the ROWS_ rows of a matrix that begin with `first`; zeros outside of [0, front) and [from, to).
+  template <int N, int ROWS_> __device__ static __forceinline__ void copyPart(const BackwardParams& p, u32 slot, const void* matrix, long long begin, int first, int part, int from, int to, int front, int lane) {
+    const int r = lane / 8, c = lane % 8 * 8;
+#pragma unroll 4
+    for (int i = part + r; i < part + N; i += 4) {
+      const int row = first + i;
+      const bool inside = (row >= from || row < front) && row < to;
+      const u16* const at = (const u16*)matrix + begin + (long long)row * p.dim + c;
+#pragma unroll
+      for (int j = 0; j < D / 64; j++) {
+        const bool there = inside && j * 64 + c < p.dim;
+        copy16(slot + j * (ROWS_ * 128) + swizzled(i, c * 2), there ? at + j * 64 : (const u16*)p.q, there);
+      }
+    }
+  }
+};
+#endif

@@ -343,6 +343,7 @@ template <class E, int D, int N, bool FEW> struct WrittenLines {
   static constexpr bool across = N >= 0, distance = across && E::lineOf(N) == WRITTEN_DISTANCE;
   static constexpr int KEYS = 128, ROWS = D > 64 ? 32 : 64, PITCH = ROWS + 8, PARTS = 256 / ROWS, PART = KEYS / PARTS, WINDOW = 256;
   static constexpr int BYTES = across ? KEYS * PITCH * 4 + PARTS * WINDOW * 4 : 0;
+  static constexpr bool BOTH = true; // there are registers for the products of both halves
 
   template <class B> __device__ static __forceinline__ typename B::Walk walk(const BackwardParams& p) { // with a causal mask, those with the most rows first
     const int kvHead = blockIdx.x % (p.batch * p.kvHeads), head = kvHead % p.kvHeads * p.group, seq = kvHead / p.kvHeads;

@@ -195,7 +195,7 @@ next:
 var operands = map[string]int{
 	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "ex2": 2, "fma": 4,
 	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2, "prmt": 4,
-	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
+	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shf": 4, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
 }
 
 // word is the type of a register's bits.
@@ -443,6 +443,10 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 		})
 	case "prmt.b32":
 		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), permuted)
+	case "shf.l.wrap.b32": // the upper half of b:a, moved to the left
+		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), func(a, b, n uint32) uint32 {
+			return uint32((uint64(b)<<32 | uint64(a)) << (n & 31) >> 32)
+		})
 	case "bfi.b32":
 		return insertField[uint32](c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), c.src32(&args[4]))
 	case "bfi.b64":

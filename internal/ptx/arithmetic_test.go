@@ -276,6 +276,12 @@ func TestIntegers(t *testing.T) {
 			}
 			return x
 		}},
+		operation{"shf.l.wrap.b32 %d32, %a32, %b32, %c32", func(a, b, c, _ uint64) uint64 {
+			if c %= 32; c > 0 {
+				return uint64(uint32(b)<<c | uint32(a)>>(32-c))
+			}
+			return uint64(uint32(b))
+		}},
 		operation{"bfi.b32 %d32, %a32, %b32, %c32, %e32", func(a, b, c, e uint64) uint64 { return insert(a, b, c, e, 32) }},
 		operation{"bfi.b64 %d64, %a64, %b64, %c32, %e32", func(a, b, c, e uint64) uint64 { return insert(a, b, c, e, 64) }},
 		operation{"and.b32 %x32, %c32, 63; and.b32 %y32, %e32, 63; bfi.b64 %d64, %a64, %b64, %x32, %y32", func(a, b, c, e uint64) uint64 { return insert(a, b, c&63, e&63, 64) }},

@@ -46,8 +46,9 @@ func brute(c *Case) (o, lse []float64) {
 					p := math.Exp(dot)
 					l += p
 					if p1 := c.Dropout; p1 > 0 && c.Seed != 0 {
-						numbers := dropout.Philox([4]uint32{uint32(j / 4), uint32(pos), uint32(h), uint32(s)}, [2]uint32{uint32(c.Seed), uint32(uint64(c.Seed) >> 32)})
-						if p /= 1 - p1; float64(numbers[j%4]) < math.Round(p1*(1<<32)) {
+						below := math.Round(p1 * (1 << 16))
+						numbers := dropout.Philox([4]uint32{uint32(j / 8), uint32(pos), uint32(h), uint32(s)}, [2]uint32{uint32(c.Seed), uint32(uint64(c.Seed) >> 32)})
+						if p /= 1 - below/(1<<16); float64(numbers[j%8/2]>>(j%2*16)&0xffff) < below {
 							p = 0
 						}
 					}

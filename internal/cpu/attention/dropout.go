@@ -42,7 +42,7 @@ func dropWeights[F cpu.Real](t *tile, weights []F, stride int) {
 
 // dropRow clears the weights of a row, from key `key` on, that a rule drops.
 func dropRow[F cpu.Real](weights []F, rule dropout.Rule, row dropout.Row, key int) {
-	for at := -(key % 4); at < len(weights); at += dropout.BlockKeys {
+	for at := -(key % 8); at < len(weights); at += dropout.BlockKeys {
 		ZeroMarked(weights, at, droppedOf(rule, row, key+at))
 	}
 }
@@ -60,14 +60,14 @@ func ZeroMarked[F cpu.Real](x []F, at int, marks uint64) {
 	}
 }
 
-// droppedOf returns the drop bits of dropout.BlockKeys keys of a row, from key on, a multiple of 4.
+// droppedOf returns the drop bits of dropout.BlockKeys keys of a row, from key on, a multiple of 8.
 func droppedOf(r dropout.Rule, row dropout.Row, key int) uint64 {
-	return dropTiers[cpu.InUse()](uint32(key/4), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), r.Below)
+	return dropTiers[cpu.InUse()](uint32(key/8), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), uint32(r.Below))
 }
 
 // DroppedFrom is droppedOf for any key.
 func DroppedFrom(r dropout.Rule, row dropout.Row, key int) uint64 {
-	first := key % 4
+	first := key % 8
 	marks := droppedOf(r, row, key-first) >> first
 	if first != 0 {
 		marks |= droppedOf(r, row, key-first+dropout.BlockKeys) << (dropout.BlockKeys - first)
@@ -75,9 +75,9 @@ func DroppedFrom(r dropout.Rule, row dropout.Row, key int) uint64 {
 	return marks
 }
 
-// droppedGo returns 64 bits: bit i is set if the random number of key 4*quad+i of a row is less than below. The number
-// is number i%4 of Philox4x32-10 with the counter (quad + i/4, query, head, sequence).
-func droppedGo(quad, query, head, sequence, seed, seedHigh, below uint32) (dropped uint64) {
-	r := dropout.Rule{Seed: uint64(seedHigh)<<32 | uint64(seed), Below: below}
-	return r.Block(dropout.Row{Sequence: sequence, Head: head, Query: query}, quad)
+// droppedGo returns 64 bits: bit i is set if the random number of key 8*octet+i of a row is less than below, of 16 bits. The number
+// is half i%8 of the words of Philox4x32-7 with the counter (octet + i/8, query, head, sequence).
+func droppedGo(octet, query, head, sequence, seed, seedHigh, below uint32) (dropped uint64) {
+	r := dropout.Rule{Seed: uint64(seedHigh)<<32 | uint64(seed), Below: uint16(below)}
+	return r.Block(dropout.Row{Sequence: sequence, Head: head, Query: query}, octet)
 }

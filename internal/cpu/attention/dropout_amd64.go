@@ -4,8 +4,8 @@
 
 package attention
 
-// droppedAVX2 returns 64 bits: bit i is set if the random number of key 4*quad+i of a row is less than below. The number
-// is number i%4 of Philox4x32-10 with the counter (quad + i/4, query, head, sequence).
+// droppedAVX2 returns 64 bits: bit i is set if the random number of key 8*octet+i of a row is less than below, of 16 bits. The number
+// is half i%8 of the words of Philox4x32-7 with the counter (octet + i/8, query, head, sequence).
 //
 //go:noescape
-func droppedAVX2(quad uint32, query uint32, head uint32, sequence uint32, seed uint32, seedHigh uint32, below uint32) (dropped uint64)
+func droppedAVX2(octet uint32, query uint32, head uint32, sequence uint32, seed uint32, seedHigh uint32, below uint32) (dropped uint64)

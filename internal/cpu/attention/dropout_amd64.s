@@ -4,15 +4,15 @@
 
 #include "textflag.h"
 
-// func droppedAVX2(quad uint32, query uint32, head uint32, sequence uint32, seed uint32, seedHigh uint32, below uint32) (dropped uint64)
+// func droppedAVX2(octet uint32, query uint32, head uint32, sequence uint32, seed uint32, seedHigh uint32, below uint32) (dropped uint64)
 // Requires: AVX, AVX2
 TEXT ·droppedAVX2(SB), NOSPLIT, $0-40
-	VBROADCASTSS quad+0(FP), Y0
+	VBROADCASTSS octet+0(FP), Y0
 	VBROADCASTSS query+4(FP), Y1
 	VBROADCASTSS head+8(FP), Y2
 	VBROADCASTSS sequence+12(FP), Y3
 	VPADDD       dropoutCountsAVX2<>+0(SB), Y0, Y0
-	VBROADCASTSS quad+0(FP), Y4
+	VBROADCASTSS octet+0(FP), Y4
 	VBROADCASTSS query+4(FP), Y5
 	VBROADCASTSS head+8(FP), Y6
 	VBROADCASTSS sequence+12(FP), Y7
@@ -145,305 +145,33 @@ TEXT ·droppedAVX2(SB), NOSPLIT, $0-40
 	VPXOR        Y5, Y6, Y6
 	VPXOR        Y8, Y4, Y4
 	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y5
-	VPMULUDQ     Y11, Y2, Y7
-	VPSRLQ       $0x20, Y7, Y0
-	VPSRLQ       $0x20, Y5, Y2
-	VPXOR        Y13, Y0, Y0
-	VPXOR        Y12, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y12
-	VPMULUDQ     Y11, Y6, Y13
-	VPSRLQ       $0x20, Y13, Y4
-	VPSRLQ       $0x20, Y12, Y6
-	VPXOR        Y3, Y4, Y4
-	VPXOR        Y1, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y1
-	VPMULUDQ     Y11, Y2, Y3
-	VPSRLQ       $0x20, Y3, Y0
-	VPSRLQ       $0x20, Y1, Y2
-	VPXOR        Y7, Y0, Y0
-	VPXOR        Y5, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y5
-	VPMULUDQ     Y11, Y6, Y7
-	VPSRLQ       $0x20, Y7, Y4
-	VPSRLQ       $0x20, Y5, Y6
-	VPXOR        Y13, Y4, Y4
-	VPXOR        Y12, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y12
-	VPMULUDQ     Y11, Y2, Y13
-	VPSRLQ       $0x20, Y13, Y0
-	VPSRLQ       $0x20, Y12, Y2
-	VPXOR        Y3, Y0, Y0
-	VPXOR        Y1, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y1
-	VPMULUDQ     Y11, Y6, Y3
-	VPSRLQ       $0x20, Y3, Y4
-	VPSRLQ       $0x20, Y1, Y6
-	VPXOR        Y7, Y4, Y4
-	VPXOR        Y5, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
 	VBROADCASTSS below+24(FP), Y5
+	VPSLLD       $0x10, Y5, Y7
+	VPOR         Y7, Y5, Y5
 	VPXOR        dropoutSignAVX2<>+0(SB), Y5, Y5
 	VPSLLQ       $0x20, Y13, Y13
 	VPBLENDD     $0xaa, Y13, Y0, Y0
 	VPXOR        dropoutSignAVX2<>+0(SB), Y0, Y0
-	VPCMPGTD     Y0, Y5, Y0
+	VPCMPGTW     Y0, Y5, Y0
 	VPSLLQ       $0x20, Y12, Y12
 	VPBLENDD     $0xaa, Y12, Y2, Y2
 	VPXOR        dropoutSignAVX2<>+0(SB), Y2, Y2
-	VPCMPGTD     Y2, Y5, Y2
+	VPCMPGTW     Y2, Y5, Y2
 	VPUNPCKLQDQ  Y2, Y0, Y7
 	VPUNPCKHQDQ  Y2, Y0, Y0
-	VPACKSSDW    Y0, Y7, Y0
-	VPSLLQ       $0x20, Y3, Y3
-	VPBLENDD     $0xaa, Y3, Y4, Y2
-	VPXOR        dropoutSignAVX2<>+0(SB), Y2, Y2
-	VPCMPGTD     Y2, Y5, Y2
-	VPSLLQ       $0x20, Y1, Y1
-	VPBLENDD     $0xaa, Y1, Y6, Y1
-	VPXOR        dropoutSignAVX2<>+0(SB), Y1, Y1
-	VPCMPGTD     Y1, Y5, Y1
-	VPUNPCKLQDQ  Y1, Y2, Y3
-	VPUNPCKHQDQ  Y1, Y2, Y1
-	VPACKSSDW    Y1, Y3, Y1
-	VPACKSSWB    Y1, Y0, Y0
-	VPERMQ       $0xd8, Y0, Y0
+	VPACKSSWB    Y0, Y7, Y0
 	VPMOVMSKB    Y0, AX
-	VBROADCASTSS quad+0(FP), Y0
-	VBROADCASTSS query+4(FP), Y1
-	VBROADCASTSS head+8(FP), Y2
-	VBROADCASTSS sequence+12(FP), Y3
-	VPADDD       dropoutCountsAVX2<>+64(SB), Y0, Y0
-	VBROADCASTSS quad+0(FP), Y4
-	VBROADCASTSS query+4(FP), Y5
-	VBROADCASTSS head+8(FP), Y6
-	VBROADCASTSS sequence+12(FP), Y7
-	VPADDD       dropoutCountsAVX2<>+96(SB), Y4, Y4
-	VBROADCASTSS seed+16(FP), Y8
-	VBROADCASTSS seedHigh+20(FP), Y9
-	VMOVDQU      philoxMultiplier0AVX2<>+0(SB), Y10
-	VMOVDQU      philoxMultiplier1AVX2<>+0(SB), Y11
-	VPMULUDQ     Y10, Y0, Y12
-	VPMULUDQ     Y11, Y2, Y13
-	VPSRLQ       $0x20, Y13, Y0
-	VPSRLQ       $0x20, Y12, Y2
-	VPXOR        Y1, Y0, Y0
-	VPXOR        Y3, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y1
-	VPMULUDQ     Y11, Y6, Y3
-	VPSRLQ       $0x20, Y3, Y4
-	VPSRLQ       $0x20, Y1, Y6
-	VPXOR        Y5, Y4, Y4
-	VPXOR        Y7, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y5
-	VPMULUDQ     Y11, Y2, Y7
-	VPSRLQ       $0x20, Y7, Y0
-	VPSRLQ       $0x20, Y5, Y2
-	VPXOR        Y13, Y0, Y0
-	VPXOR        Y12, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y12
-	VPMULUDQ     Y11, Y6, Y13
-	VPSRLQ       $0x20, Y13, Y4
-	VPSRLQ       $0x20, Y12, Y6
-	VPXOR        Y3, Y4, Y4
-	VPXOR        Y1, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y1
-	VPMULUDQ     Y11, Y2, Y3
-	VPSRLQ       $0x20, Y3, Y0
-	VPSRLQ       $0x20, Y1, Y2
-	VPXOR        Y7, Y0, Y0
-	VPXOR        Y5, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y5
-	VPMULUDQ     Y11, Y6, Y7
-	VPSRLQ       $0x20, Y7, Y4
-	VPSRLQ       $0x20, Y5, Y6
-	VPXOR        Y13, Y4, Y4
-	VPXOR        Y12, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y12
-	VPMULUDQ     Y11, Y2, Y13
-	VPSRLQ       $0x20, Y13, Y0
-	VPSRLQ       $0x20, Y12, Y2
-	VPXOR        Y3, Y0, Y0
-	VPXOR        Y1, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y1
-	VPMULUDQ     Y11, Y6, Y3
-	VPSRLQ       $0x20, Y3, Y4
-	VPSRLQ       $0x20, Y1, Y6
-	VPXOR        Y7, Y4, Y4
-	VPXOR        Y5, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y5
-	VPMULUDQ     Y11, Y2, Y7
-	VPSRLQ       $0x20, Y7, Y0
-	VPSRLQ       $0x20, Y5, Y2
-	VPXOR        Y13, Y0, Y0
-	VPXOR        Y12, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y12
-	VPMULUDQ     Y11, Y6, Y13
-	VPSRLQ       $0x20, Y13, Y4
-	VPSRLQ       $0x20, Y12, Y6
-	VPXOR        Y3, Y4, Y4
-	VPXOR        Y1, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y1
-	VPMULUDQ     Y11, Y2, Y3
-	VPSRLQ       $0x20, Y3, Y0
-	VPSRLQ       $0x20, Y1, Y2
-	VPXOR        Y7, Y0, Y0
-	VPXOR        Y5, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y5
-	VPMULUDQ     Y11, Y6, Y7
-	VPSRLQ       $0x20, Y7, Y4
-	VPSRLQ       $0x20, Y5, Y6
-	VPXOR        Y13, Y4, Y4
-	VPXOR        Y12, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y12
-	VPMULUDQ     Y11, Y2, Y13
-	VPSRLQ       $0x20, Y13, Y0
-	VPSRLQ       $0x20, Y12, Y2
-	VPXOR        Y3, Y0, Y0
-	VPXOR        Y1, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y1
-	VPMULUDQ     Y11, Y6, Y3
-	VPSRLQ       $0x20, Y3, Y4
-	VPSRLQ       $0x20, Y1, Y6
-	VPXOR        Y7, Y4, Y4
-	VPXOR        Y5, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y5
-	VPMULUDQ     Y11, Y2, Y7
-	VPSRLQ       $0x20, Y7, Y0
-	VPSRLQ       $0x20, Y5, Y2
-	VPXOR        Y13, Y0, Y0
-	VPXOR        Y12, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y12
-	VPMULUDQ     Y11, Y6, Y13
-	VPSRLQ       $0x20, Y13, Y4
-	VPSRLQ       $0x20, Y12, Y6
-	VPXOR        Y3, Y4, Y4
-	VPXOR        Y1, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y1
-	VPMULUDQ     Y11, Y2, Y3
-	VPSRLQ       $0x20, Y3, Y0
-	VPSRLQ       $0x20, Y1, Y2
-	VPXOR        Y7, Y0, Y0
-	VPXOR        Y5, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y5
-	VPMULUDQ     Y11, Y6, Y7
-	VPSRLQ       $0x20, Y7, Y4
-	VPSRLQ       $0x20, Y5, Y6
-	VPXOR        Y13, Y4, Y4
-	VPXOR        Y12, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VPADDD       philoxWeyl0AVX2<>+0(SB), Y8, Y8
-	VPADDD       philoxWeyl1AVX2<>+0(SB), Y9, Y9
-	VPMULUDQ     Y10, Y0, Y12
-	VPMULUDQ     Y11, Y2, Y13
-	VPSRLQ       $0x20, Y13, Y0
-	VPSRLQ       $0x20, Y12, Y2
-	VPXOR        Y3, Y0, Y0
-	VPXOR        Y1, Y2, Y2
-	VPXOR        Y8, Y0, Y0
-	VPXOR        Y9, Y2, Y2
-	VPMULUDQ     Y10, Y4, Y1
-	VPMULUDQ     Y11, Y6, Y3
-	VPSRLQ       $0x20, Y3, Y4
-	VPSRLQ       $0x20, Y1, Y6
-	VPXOR        Y7, Y4, Y4
-	VPXOR        Y5, Y6, Y6
-	VPXOR        Y8, Y4, Y4
-	VPXOR        Y9, Y6, Y6
-	VBROADCASTSS below+24(FP), Y5
-	VPXOR        dropoutSignAVX2<>+0(SB), Y5, Y5
-	VPSLLQ       $0x20, Y13, Y13
-	VPBLENDD     $0xaa, Y13, Y0, Y0
-	VPXOR        dropoutSignAVX2<>+0(SB), Y0, Y0
-	VPCMPGTD     Y0, Y5, Y0
-	VPSLLQ       $0x20, Y12, Y12
-	VPBLENDD     $0xaa, Y12, Y2, Y2
-	VPXOR        dropoutSignAVX2<>+0(SB), Y2, Y2
-	VPCMPGTD     Y2, Y5, Y2
-	VPUNPCKLQDQ  Y2, Y0, Y7
-	VPUNPCKHQDQ  Y2, Y0, Y0
-	VPACKSSDW    Y0, Y7, Y0
 	VPSLLQ       $0x20, Y3, Y3
-	VPBLENDD     $0xaa, Y3, Y4, Y2
-	VPXOR        dropoutSignAVX2<>+0(SB), Y2, Y2
-	VPCMPGTD     Y2, Y5, Y2
+	VPBLENDD     $0xaa, Y3, Y4, Y0
+	VPXOR        dropoutSignAVX2<>+0(SB), Y0, Y0
+	VPCMPGTW     Y0, Y5, Y0
 	VPSLLQ       $0x20, Y1, Y1
 	VPBLENDD     $0xaa, Y1, Y6, Y1
 	VPXOR        dropoutSignAVX2<>+0(SB), Y1, Y1
-	VPCMPGTD     Y1, Y5, Y1
-	VPUNPCKLQDQ  Y1, Y2, Y3
-	VPUNPCKHQDQ  Y1, Y2, Y1
-	VPACKSSDW    Y1, Y3, Y1
-	VPACKSSWB    Y1, Y0, Y0
-	VPERMQ       $0xd8, Y0, Y0
+	VPCMPGTW     Y1, Y5, Y1
+	VPUNPCKLQDQ  Y1, Y0, Y2
+	VPUNPCKHQDQ  Y1, Y0, Y0
+	VPACKSSWB    Y0, Y2, Y0
 	VPMOVMSKB    Y0, CX
 	SHLQ         $0x20, CX
 	ORQ          CX, AX
@@ -475,10 +203,10 @@ DATA philoxWeyl1AVX2<>+16(SB)/8, $0x00000000bb67ae85
 DATA philoxWeyl1AVX2<>+24(SB)/8, $0x00000000bb67ae85
 GLOBL philoxWeyl1AVX2<>(SB), RODATA|NOPTR, $32
 
-DATA dropoutSignAVX2<>+0(SB)/8, $0x8000000080000000
-DATA dropoutSignAVX2<>+8(SB)/8, $0x8000000080000000
-DATA dropoutSignAVX2<>+16(SB)/8, $0x8000000080000000
-DATA dropoutSignAVX2<>+24(SB)/8, $0x8000000080000000
+DATA dropoutSignAVX2<>+0(SB)/8, $0x8000800080008000
+DATA dropoutSignAVX2<>+8(SB)/8, $0x8000800080008000
+DATA dropoutSignAVX2<>+16(SB)/8, $0x8000800080008000
+DATA dropoutSignAVX2<>+24(SB)/8, $0x8000800080008000
 GLOBL dropoutSignAVX2<>(SB), RODATA|NOPTR, $32
 
 DATA dropoutCountsAVX2<>+0(SB)/8, $0x0000000000000000
@@ -489,12 +217,4 @@ DATA dropoutCountsAVX2<>+32(SB)/8, $0x0000000000000004
 DATA dropoutCountsAVX2<>+40(SB)/8, $0x0000000000000005
 DATA dropoutCountsAVX2<>+48(SB)/8, $0x0000000000000006
 DATA dropoutCountsAVX2<>+56(SB)/8, $0x0000000000000007
-DATA dropoutCountsAVX2<>+64(SB)/8, $0x0000000000000008
-DATA dropoutCountsAVX2<>+72(SB)/8, $0x0000000000000009
-DATA dropoutCountsAVX2<>+80(SB)/8, $0x000000000000000a
-DATA dropoutCountsAVX2<>+88(SB)/8, $0x000000000000000b
-DATA dropoutCountsAVX2<>+96(SB)/8, $0x000000000000000c
-DATA dropoutCountsAVX2<>+104(SB)/8, $0x000000000000000d
-DATA dropoutCountsAVX2<>+112(SB)/8, $0x000000000000000e
-DATA dropoutCountsAVX2<>+120(SB)/8, $0x000000000000000f
-GLOBL dropoutCountsAVX2<>(SB), RODATA|NOPTR, $128
+GLOBL dropoutCountsAVX2<>(SB), RODATA|NOPTR, $64

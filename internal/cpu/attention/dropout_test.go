@@ -20,12 +20,12 @@ import (
 func TestDropped(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i := range 2000 {
-		r := dropout.Rule{Seed: rng.Uint64(), Below: []uint32{0, 1, 1 << 31, math.MaxUint32, rng.Uint32()}[i%5]}
+		r := dropout.Rule{Seed: rng.Uint64(), Below: []uint16{0, 1, 1 << 15, math.MaxUint16, uint16(rng.Uint32())}[i%5]}
 		at := dropout.Row{Sequence: rng.Uint32(), Head: rng.Uint32() >> (i % 32), Query: rng.Uint32()}
 		key := rng.IntN(1 << (1 + i%34))
 		if i%8 > 0 {
-			key &^= 3
-			if got, want := droppedOf(r, at, key), r.Block(at, uint32(key/4)); got != want {
+			key &^= 7
+			if got, want := droppedOf(r, at, key), r.Block(at, uint32(key/8)); got != want {
 				t.Fatalf("%+v %+v, from key %d: %b, want %b", r, at, key, got, want)
 			}
 			continue

@@ -4,7 +4,7 @@ package attention
 
 import "gorgonia.org/leanattention/internal/cpu"
 
-var dropTiers = func() (all [cpu.Tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64) {
+var dropTiers = func() (all [cpu.Tiers]func(octet, query, head, sequence, seed, seedHigh, below uint32) uint64) {
 	for i := range all {
 		all[i] = droppedGo
 	}

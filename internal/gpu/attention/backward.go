@@ -111,6 +111,7 @@ type Backward struct {
 	kernel                             *backwardKernel
 	rowsFunction, function             *cuda.Function
 	sumsFunction                       *cuda.Function // writes dq
+	biased                             *cuda.Function // function of a bias that begins at a multiple of 16 bytes; nil: the same
 	biasFunction, sinksFunction        *cuda.Function
 	written                            *writtenBackward // with a variant
 	blocks                             int              // query blocks of a head
@@ -241,7 +242,7 @@ func (b *Backward) load() (err error) {
 }
 
 // loadGroups loads the kernels of warp groups from a module. name is the prefix of the entry that writes dq, and of the main entry. With
-// masks and ALiBi alone, the main entry is that of the kernels for masks.
+// masks and ALiBi, and at most a soft cap or a bias besides, there are faster main entries.
 func (b *Backward) loadGroups(unit, name string) error {
 	e := b.engine
 	m, err := gpu.Module(e.dev, unit)
@@ -251,10 +252,26 @@ func (b *Backward) loadGroups(unit, name string) error {
 	if b.sumsFunction, err = m.Function(fmt.Sprintf("%s_sums_%s_%d", name, gpu.Name(b.kv), b.kernel.dim)); err != nil {
 		return err
 	}
-	if b.kernel.scored && backwardProblem(&b.shape, b.kv).Features()&backwardManyFeatures == 0 {
-		name = "backward_hopper_masked"
+	function := func(name string) (*cuda.Function, error) {
+		return gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, gpu.Name(b.kv), b.kernel.dim))
 	}
-	b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, gpu.Name(b.kv), b.kernel.dim))
+	if b.kernel.scored {
+		switch backwardProblem(&b.shape, b.kv).Features() & backwardManyFeatures {
+		case 0:
+			name = "backward_hopper_masked"
+		case attn.Cap:
+			name = "backward_hopper_capped"
+		case attn.Dropout:
+			name = "backward_hopper_dropped"
+		case attn.AddedBias:
+			if b.shape.Keys%8 == 0 && b.shape.Variant == nil {
+				if b.biased, err = function("backward_hopper_biased"); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	b.function, err = function(name)
 	return err
 }
 
@@ -358,6 +375,9 @@ func (b *Backward) Run(stream *cuda.Stream, o *BackwardOperands) error {
 	launches := []backwardLaunch{{b.rowsFunction, cuda.Grid{Blocks: [3]int{attn.Ceil(warps, backwardRowsThreads/32)}, Threads: [3]int{backwardRowsThreads}}, k.rowsOfRows()}}
 	launches = append(launches, b.boundLaunches()...)
 	main := backwardLaunch{b.function, cuda.Grid{Blocks: [3]int{s.Batch * s.KVHeads * attn.Ceil(s.Keys, k.keys())}, Threads: [3]int{k.warps * 32}, Shared: k.shared()}, k.rows}
+	if b.biased != nil && o.Bias.Address()%16 == 0 {
+		main.Function = b.biased
+	}
 	if k.groups {
 		main.Blocks[0], main.Overlap = min(main.Blocks[0], b.engine.info.Multiprocessors), true
 	}

@@ -13,7 +13,7 @@ import (
 // Gradients of attention with more than a causal mask (kernels/attn_backward_variant.cuh): the kernels of another unit, with
 // more parameters, and a launch each for the gradients of a bias and of sinks.
 
-const backwardScoredUnit, backwardWideUnit = "backward_variant", "backward_wide"
+const backwardScoredUnit, backwardWideUnit, backwardAgainUnit = "backward_variant", "backward_wide", "backward_again"
 
 // backwardScoredFeatures are the features that need the kernels with scores.
 const backwardScoredFeatures = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout
@@ -60,13 +60,22 @@ func (b *Backward) loadScored() error {
 	if err != nil {
 		return err
 	}
-	if b.shape.Bias != (attn.Bias{}) && b.shape.Variant == nil {
-		if b.biasFunction, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_bias_%s_%d", element, b.kernel.dim)); err != nil {
+	if b.shape.Sinks {
+		if b.sinksFunction, err = m.Function("backward_sinks"); err != nil {
 			return err
 		}
 	}
-	if b.shape.Sinks {
-		b.sinksFunction, err = m.Function("backward_sinks")
+	if b.shape.Bias != (attn.Bias{}) && b.shape.Variant == nil {
+		name := "backward_bias"
+		if b.kernel.groups {
+			if m, err = gpu.Module(e.dev, backwardAgainUnit); err != nil {
+				return err
+			}
+			name = "backward_again"
+		}
+		if b.biasFunction, err = gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, element, b.kernel.dim)); err != nil {
+			return err
+		}
 	}
 	return err
 }
@@ -129,7 +138,7 @@ func (b *Backward) scores(o *BackwardOperands) (p backwardScores) {
 	}
 	p.factor, p.rows = 1, int32(b.blocks*b.kernel.rows)
 	if rule := dropout.Of(s.Dropout, o.Seed); !rule.None() && o.DOut.Buffer != nil { // the log-sum-exp has no dropout
-		p.seedLow, p.seedHigh, p.below, p.factor = uint32(rule.Seed), uint32(rule.Seed>>32), rule.Below, float32(1/rule.Keep())
+		p.seedLow, p.seedHigh, p.below, p.factor = uint32(rule.Seed), uint32(rule.Seed>>32), uint32(rule.Below), float32(1/rule.Keep())
 	}
 	return p
 }
@@ -162,19 +171,21 @@ func (k *backwardKernel) againStages() int {
 func (b *Backward) scoredLaunches(o *BackwardOperands) (all []backwardLaunch) {
 	s, k := &b.shape, b.kernel
 	if o.DBias.Buffer != nil && b.written == nil {
-		pieces := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences)
-		rows, warps := k.rows, k.warps
-		if k.groups { // the kernel of the bias's gradient multiplies by single warps
-			rows, warps = 64*64/k.dim, 8
+		pieces, rows := attn.Product(attn.Ceil(s.Keys, k.keys()), s.Bias.Heads, s.Bias.Sequences), k.rows
+		if k.groups {
+			rows = againRows
 		}
 		if s.Bias.Queries != 1 {
-			pieces *= b.blocks * k.rows / rows
+			pieces *= attn.Ceil(s.Queries, rows)
 		}
-		shared := 2*k.keys()*k.dim*2 + 2*rows*k.dim*2 + rows*8
-		if k.wide {
-			shared = k.shared()
+		grid := cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{k.warps * 32}, Shared: 2*k.keys()*k.dim*2 + 2*rows*k.dim*2 + rows*8}
+		switch {
+		case k.wide:
+			grid.Shared = k.shared()
+		case k.groups:
+			grid.Shared = k.againShared(0)
 		}
-		all = append(all, backwardLaunch{b.biasFunction, cuda.Grid{Blocks: [3]int{pieces}, Threads: [3]int{warps * 32}, Shared: shared}, rows})
+		all = append(all, backwardLaunch{b.biasFunction, grid, k.rows})
 	}
 	if o.DSinks.Buffer != nil {
 		all = append(all, backwardLaunch{b.sinksFunction, cuda.Grid{Blocks: [3]int{s.Heads}, Threads: [3]int{backwardRowsThreads}}, k.rows})
@@ -267,8 +278,11 @@ func (b *Backward) Forward(stream *cuda.Stream, o *DropoutOperands) error {
 			args.Hold(m.Buffer)
 		}
 	}
-	shared := dropoutRows*dim*2 + 4*dropoutKeys*dim*2
-	return f.Launch(stream, cuda.Grid{Blocks: [3]int{blocks * s.Batch * s.Heads}, Threads: [3]int{backwardRowsThreads}, Shared: shared}, &args)
+	grid := cuda.Grid{Blocks: [3]int{blocks * s.Batch * s.Heads}, Threads: [3]int{backwardRowsThreads}, Shared: dropoutRows*dim*2 + 4*dropoutKeys*dim*2}
+	if b.kernel.groups { // DropoutHopper: twice the keys in a step, and barriers
+		grid.Threads[0], grid.Shared = 384, dropoutRows*dim*2+8*dropoutKeys*dim*2+8*9
+	}
+	return f.Launch(stream, grid, &args)
 }
 
 // canScores returns an error if the soft cap or the size of the bias is out of range.
