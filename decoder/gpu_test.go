@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -329,6 +330,37 @@ func TestGPUsMemory(t *testing.T) {
 	}
 	if err := free(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGPURepeat: the logits of a prompt do not depend on the prompts that the engine computed before.
+func TestGPURepeat(t *testing.T) {
+	rng := reftest.Rand(t)
+	e, err := NewEngine(stepNetwork(t, 64), fanWeights{}, Options{Device: devicetest.OpenSome(t, 1), Weights: la.Float16, Cache: la.Float16, Context: 40, Batch: 2, Tokens: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	logits := func(tokens int) []float32 {
+		t.Helper()
+		s, err := e.newSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := []int{3, 14, 15, 9, 26, 5, 35, 8, 9, 7}
+		r, err := e.run([]la.Append{{Seq: s, Tokens: tokens}}, slices.Repeat(all, 4)[:tokens], false, true, nil)
+		if err := errors.Join(err, s.Release()); err != nil {
+			t.Fatal(err)
+		}
+		return slices.Clone(r.logits[:e.network.Sizes().Vocab])
+	}
+	const few = 5
+	first := logits(few)
+	for _, most := range []int{few, 8, 32, 40} {
+		logits(few + rng.IntN(most-few+1))
+		if !slices.Equal(first, logits(few)) {
+			t.Fatalf("other logits after a prompt of at most %d tokens", most)
+		}
 	}
 }
 

@@ -442,6 +442,7 @@ func TestGPUsFaults(t *testing.T) {
 		return n
 	}
 	h := must(nn.Linear(x, weight(byRows, inner, d), nil, nn.WithActivation(nn.ReLU)))
+	sums := must(nn.SumParts(h, 2))
 	y := must(nn.Linear(h, weight(byColumns, d, inner), nil, nn.WithResidual(x)))
 	logits := must(nn.Linear(y, weight(byRows, vocab, d), nil))
 	chosen := must(nn.ArgMax(logits))
@@ -452,7 +453,7 @@ func TestGPUsFaults(t *testing.T) {
 		if err := vm.RunAll(); err != nil {
 			return "", la.Cause(err)
 		}
-		for _, n := range []*G.Node{y, logits, chosen} {
+		for _, n := range []*G.Node{sums, y, logits, chosen} {
 			v, err := n.Value().(*device.Tensor).Download()
 			if err != nil {
 				return "", err
