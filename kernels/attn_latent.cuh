@@ -11,7 +11,7 @@
 //
 // PRECISE: queries and weights are sums of two parts, which are rows side by side. A pass over the keys then has 32 rows.
 //
-// Ranges of LeanTiles, partials and their merging are those of attn_lean.cuh.
+// Ranges of LeanTiles, partials and their merging are as in attn_lean.cuh.
 #pragma once
 #include "attn_latent_merge.cuh"
 #include "attn_latent_products.cuh"
@@ -24,14 +24,14 @@ struct LatentParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// T is the Format of keys, D_ their width, VALUES that of values, ROWS_ the rows of output tiles.
+// T is the Format of keys, D_ the width of keys, VALUES the width of values, ROWS_ the rows of output tiles.
 template <class T, int D_, int VALUES, bool PRECISE_, int ROWS_ = 64> struct LatentShape {
   using Store = typename T::Store;
   using Math = typename T::Math;
   struct Variant : Plain {
     enum : int { ROWS = 64 }; // of an output tile
   };
-  // If a range without whole output tiles has a wholeHead, that is the number of sequences. Then the first output tiles of all sequences
+  // If a range without whole output tiles has a wholeHead, wholeHead is the number of sequences. Then the first output tiles of all sequences
   // come first, then all second ones, and so on: thread blocks read the keys of a sequence's output tiles at the same time.
   struct Place : Walk<64, Variant> {
     __device__ __forceinline__ bool next(const Params& p) {
@@ -73,11 +73,11 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
   using typename S::Math, typename S::Place;
   using Operand = typename Math::Operand;
   using S::BLOCK, S::BLOCKS, S::D, S::KEYS, S::KEY_DIM, S::PRECISE, S::QUERIES, S::QUERY, S::RESTS, S::ROWS, S::SLOTS, S::UNITS, S::VALUE_BLOCKS, S::WEIGHTS;
-  static constexpr int WARPS = 8;               // that compute: two warp groups
+  static constexpr int WARPS = 8;               // of the two warp groups that compute
   static constexpr int HALF = VALUE_BLOCKS / 2; // blocks of a group
   static constexpr int PRODUCER = WARPS, COUNTER = WARPS + 1;
   static constexpr int EACH = PRECISE ? 1 : 2; // rows that a lane has
-  static constexpr int EARLY = UNITS / 2; // units of a chunk whose products come before the last chunk's values: those of about the time of weights
+  static constexpr int EARLY = UNITS / 2; // units of a chunk whose products come before the last chunk's values: the products take about as long as weights
   using R = Reduce<S>;
   using Merging = LatentMerge<R, D>;
   static_assert(S::MERGE_WARPS == WARPS, "all warps that compute merge");
@@ -87,12 +87,12 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
   // How often the keys are read.
   __device__ static __forceinline__ int passes(const Params& p) { return PRECISE && p.rows > ROWS ? 2 : 1; }
 
-  // What lies in shared memory. Products have 64 rows. Behind fewer rows of queries or weights they read what follows: nobody reads
-  // these rows of sums.
+  // The contents of shared memory. Products have 64 rows. Behind fewer rows of queries or weights, products read whatever follows: no
+  // warp reads these rows of sums.
   struct Shared {
     u32 query, weights, ring, rests, full, empty, fullRests, emptyRests, begun;
     float* largest; // of each row, by the group that has had a chunk
-    float* shrink;  // the same: what outputs are multiplied by
+    float* shrink;  // the same: the factor of outputs
     float* factor;  // of each row: makes scores of products
     float* sums;    // of each row's weights, by group
     float* outputs; // where the queries are
@@ -107,8 +107,8 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
   };
   static_assert(7 * ROWS * 4 + 32 + 16 * (SLOTS + RESTS) <= S::STATISTICS, "statistics and barriers do not fit");
 
-  // Where chunk number n of a thread block is in the rings: the slots of its units and of its block without values, and the parities of
-  // the phases there.
+  // Where chunk number n of a thread block is in the rings: the slots of the chunk's units and of its block without values, and the
+  // parities of the phases of both slots.
   struct Ring {
     static constexpr bool EVEN = SLOTS % UNITS == 0;
     u32 n;
@@ -128,7 +128,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     if (lane == 0) barrierArrive(empty + slot * 8);
   }
 
-  // Of a group's warps.
+  // Lets a group's warps meet.
   __device__ static __forceinline__ void syncGroup(int group) {
     if (group == 0) ThreadGroup{0, 4, GROUP}.sync();
     else ThreadGroup{0, 4, GROUP + 1}.sync();
@@ -194,7 +194,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     if (!waited) waitForEarlier();
   }
 
-  // The query of row r of an output tile's rows begins there, in elements.
+  // The element at which the query of row r of an output tile begins.
   __device__ static __forceinline__ long long queryOf(const Params& p, const Place& w, int r) {
     const int i = w.block * Place::ROWS + r, n = positionOf(p, i);
     return (long long)(w.s.row + n) * p.queryRow + (w.head * p.group + i - n * p.group) * p.queryHead;
@@ -205,7 +205,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     constexpr int PIECES = (KEY_DIM + 127) / 128, TOGETHER = ROWS / WARPS < 4 ? ROWS / WARPS : 4; // pieces: four elements of a lane
     const int rows = w.rows(p) - first;
     if constexpr (!PRECISE) {
-      if (p.queryType == Operand::type && (((u64)p.query | p.queryRow * 2 | p.queryHead * 2) & 15) == 0) { // as they are
+      if (p.queryType == Operand::type && (((u64)p.query | p.queryRow * 2 | p.queryHead * 2) & 15) == 0) { // operands as they are
         const int live = min(rows, ROWS);
 #pragma unroll 2
         for (int r = warp; r < live; r += WARPS) {
@@ -241,8 +241,8 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
       for (int k = 0; k < TOGETHER; k++) putQuery(p, sh, x[k], begin + k * WARPS, lane);
     }
   }
-  // Row r. Where operands have few exponents and there are two parts, the row is multiplied by a power of two that makes its
-  // largest element 2^8 to 2^9, and its scores by another that undoes it.
+  // Stores row r. Where operands are float16 in two parts, the row is multiplied by a power of two that makes the row's largest element
+  // 2^8 to 2^9, and its scores by the inverse.
   template <int PIECES> __device__ static __forceinline__ void putQuery(const Params& p, const Shared& sh, float4 (&x)[PIECES], int r, int lane) {
     float up = 1.f, factor = p.scale;
     if constexpr (PRECISE && Math::narrow) {
@@ -289,7 +289,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     }
   };
 
-  // Begins the products with the block without values of a chunk, with FROM = -1, and its units [FROM, TO), as they come.
+  // Begins the products with the block without values of a chunk, with FROM = -1, and with the chunk's units [FROM, TO), as the units arrive.
   template <int FROM, int TO> __device__ static __forceinline__ void scores(const Shared& sh, const Ring& at, float (&s)[8][4]) {
     const auto multiply = [&](int block, u32 keys) {
       const u64 left = rowOperand(sh.query + block * QUERY), right = rowOperand(keys);
@@ -314,11 +314,11 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     }
   }
 
-  // So much above the base of weights, a power of four, the largest score may be. Lifted weights have no range to spare.
+  // How far the largest score may be above the base of weights, as a power of four. Lifted weights have no range to spare.
   static constexpr float SLACK = Math::lift > 0 ? 0.f : 4.f;
 
-  // The weights of a chunk whose first key is number `key`, of its scores: as operands in registers. The row's statistics go to
-  // shared memory, and what outputs are multiplied by to `shrinks`, too.
+  // Makes weights, as operands in registers, of the scores of a chunk whose first key is number `key`. The rows' statistics go to
+  // shared memory, and the factors of outputs also to `shrinks`.
   __device__ static __forceinline__ void weigh(const Params& p, const Place& w, const Shared& sh, State& st, const float (&s)[8][4], u32 (&weights)[4][4], float (&shrinks)[2], int first, int key, bool masked, int group, int lane) {
     constexpr int NUMBERS = EACH == 2 ? 2 : 1;
     float x[NUMBERS][16], top[NUMBERS];
@@ -348,7 +348,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
       top[e] = fmaxf(top[e], __shfl_xor_sync(~0u, top[e], 2));
       const int r = rowOf(e, lane);
       const float before = sh.largest[(group ^ 1) * ROWS + r];
-      // The base of weights follows the largest score only when that is far above: outputs are seldom multiplied.
+      // The base of weights follows the largest score only if the score is far above the base: outputs are seldom multiplied.
       top[e] = top[e] - before <= SLACK ? before : fmaxf(top[e], before);
       const float shrink = Merge(top[e]).weight(before);
       shrinks[e] = shrinks[1] = shrink;
@@ -394,7 +394,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
       for (int i = 0; i < 4; i++) st.o[j & 1][j / 2][i] *= shrinks[i / 2];
   }
 
-  // What lies behind `live` keys of a chunk may be anything, and 0 times NaN is NaN.
+  // Clears values behind `live` keys of a chunk: the memory may have anything, and 0 times NaN is NaN.
   __device__ static __forceinline__ void clear(const Shared& sh, const Ring& at, int live, int group) {
     if (live >= KEYS) return;
     syncGroup(group); // warps whose scores are still under way
@@ -406,8 +406,8 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
     syncGroup(group);
   }
 
-  // Begins to add the group's columns of a chunk's values, multiplied by weights: by the group's own or those that the other has handed
-  // over.
+  // Begins to add the group's columns of a chunk's values, multiplied by weights: the group's own, or the weights that the other group
+  // has handed over.
   template <bool OWN> __device__ static __forceinline__ void add(const Shared& sh, State& st, const u32 (&weights)[4][4], const Ring& at, int group, int lane) {
     const auto multiply = [&](auto& to, int b) { // from block b on
       const u64 first = columnOperand(valuesOf(sh, at, b, group), BLOCK), left = rowOperand(sh.weights);
@@ -420,7 +420,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
       }
       wgmmaCommit();
     };
-    if constexpr (PRECISE) { // added by an instruction that rounds: products cut off
+    if constexpr (PRECISE) { // added by an instruction that rounds: products truncate
 #pragma unroll
       for (int b = 0; b < HALF; b++) {
         float sum[8][4];
@@ -506,7 +506,7 @@ struct Latent : LatentShape<T, D_, VALUES, PRECISE_, ROWS_> {
       }
       wgmmaWait<0>();
       pinned(s);
-      release(sh.emptyRests, at(c).rest(), lane); // nothing else reads it
+      release(sh.emptyRests, at(c).rest(), lane); // no other product reads this block
       u32 weights[4][4] = {};
       float shrinks[2] = {1.f, 1.f};
       if (!idle) weigh(p, w, sh, st, s, weights, shrinks, first, c * KEYS, (c + 1) * KEYS > all, group, lane);

@@ -1,10 +1,10 @@
-// Partials of latent attention, and their merging: a partial is plain numbers, and a word beside it says that it is there.
+// Partials of latent attention, and their merging: a partial is plain numbers, and a word beside the numbers says that the partial is complete.
 #pragma once
 #include "attn_reduce.cuh"
 
 template <class R, int D> struct LatentMerge {
-  // A partial of so many rows is twice as long as numbers with tags, so partials are plain, and a word for each says with the
-  // launch's number that it is there.
+  // A partial of up to 64 rows would be twice as long as numbers with tags. So partials are plain, and a word of each partial has the number of
+  // the launch that has completed the partial.
   __device__ static __forceinline__ void publish(u64* tagged, const ThreadGroup& workers, int slot, u32 run) {
     workers.sync();
     if (workers.thread > 0) return;
@@ -19,8 +19,8 @@ template <class R, int D> struct LatentMerge {
     __threadfence();
   }
 
-  // Merges every so many of the pieces of an output tile: columns of a row, four for each of the lanes side by side. The other
-  // lanes share out the partials, and have EACH of them on their way together.
+  // Merges pieces of an output tile, each step-th from number `from` on: columns of a row, four for each of the lanes side by side. The
+  // other lanes share out the partials, and load EACH partials together.
   template <int EACH> __device__ static __forceinline__ void mergePieces(const Params& p, const typename R::Tile& tile, int host, int sharers, int from, int step, int lane) {
     const int log = EACH < 8 ? 0 : (sharers > EACH) + (sharers > 2 * EACH) + (sharers > 4 * EACH); // of lanes for the same columns
     const int side = 32 >> log, apart = 1 << log, first = lane >> (5 - log), perRow = D / 128 << log;
@@ -69,7 +69,7 @@ template <class R, int D> struct LatentMerge {
     else mergePieces<18>(p, tile, host, sharers, from, step, lane);
   }
 
-  // As Reduce::mergeTogether.
+  // Does what Reduce::mergeTogether does.
   __device__ static __forceinline__ void mergeTogether(const Params& p, const u64* tagged, const ThreadGroup& workers, const typename R::Shares& shares, typename R::Tile tile, const typename R::Tile& last, const typename R::Shared& sh, u32 run, int lane) {
     R::LOOKED.sync();
     int host = shares.host, sharers = shares.sharers;
@@ -85,7 +85,7 @@ template <class R, int D> struct LatentMerge {
     }
   }
 
-  // As Reduce::settle.
+  // Does what Reduce::settle does.
   __device__ static __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const typename R::Shares& shares, typename R::Tile tile, const typename R::Tile& last, const typename R::Shared& sh, int lane) {
     int host = shares.host, sharers = shares.sharers;
     if (!R::arriveAll(p, workers, shares, sh)) return;

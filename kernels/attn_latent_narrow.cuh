@@ -1,13 +1,13 @@
 // Decode attention to latents of E4M3: keys whose first 512 elements are the values, in groups of 128 that share a scale, and whose other
 // 64 elements are bfloat16. Compute capability 9.0 alone.
 //
-// Warp groups, chunks, ranges of LeanTiles and partials are as in attn_latent.cuh. A third warp group brings keys: it reads them from
-// memory to registers, makes float16 of E4M3, which is exact, and stores them as the blocks that both products read. The parts of a chunk
-// are the groups, those that are values of the owner's columns first, where the owner is the warp group that makes the chunk's weights.
+// Warp groups, chunks, ranges of LeanTiles and partials are as in attn_latent.cuh. A third warp group brings keys: the group loads keys to
+// registers, makes float16 of E4M3, which is exact, and stores keys as the blocks that both products read. The parts of a chunk are the
+// groups. The values of the owner's columns come first, where the owner is the warp group that makes the chunk's weights.
 //
-//   - Scores: before the products with a group are added, the sums so far are multiplied by what makes them sums of that group's scale.
-//   - Weights are multiplied by the key's scale, once for each group. A running power of two keeps them in the range of float16: no scale
-//     is greater. Outputs are multiplied by the power when they leave.
+//   - Scores: before the products with a group are added, the sums so far are multiplied by a factor that makes them sums of that group's scale.
+//   - Weights are multiplied by the key's scale, once for each group. A running power of two, which no scale exceeds, keeps weights in the
+//     range of float16. Outputs are multiplied by the power when they leave.
 #pragma once
 #include "attn_latent.cuh"
 #include "attn_latent_products.cuh"
@@ -31,14 +31,14 @@ struct LatentNarrow {
   using Place = Base::Place;
   static constexpr int WARPS = Base::WARPS, KEYS = Base::KEYS, ROWS = Base::ROWS, KEY_DIM = Base::KEY_DIM, D = Base::D, BLOCK = KEYS * 128;
   static constexpr int BLOCKS = KEY_DIM / 64, QUERIES = BLOCKS * ROWS * 128, WEIGHTS = ROWS * 128; // bytes of all queries, and of a chunk's weights
-  static constexpr int GROUPS = 4, REST = GROUPS, PARTS = GROUPS + 1; // of a chunk: groups, and what lies behind the values
+  static constexpr int GROUPS = 4, REST = GROUPS, PARTS = GROUPS + 1; // of a chunk: groups, and the elements behind the values
   static constexpr int EARLY = 4;                                     // groups of a chunk whose products come before the last chunk's values
   static constexpr int SLOT = BLOCKS * BLOCK;                         // bytes of a chunk in the ring of two, that of each warp group
   enum : int { READY = Base::READY, BEGUN = Base::BEGUN, WEIGHED = Base::WEIGHED };
-  enum : int { LOOKER = 0, COUNTER = 1 }; // warps of those that bring keys
+  enum : int { LOOKER = 0, COUNTER = 1 }; // warps of the group that brings keys
 
   struct Shared : Base::Shared {
-    float* scales; // by slot and place in the order of groups, of each key: what makes sums those of the next group's scale; last, the scale
+    float* scales; // by slot and place in the order of groups, of each key: the factor that makes sums sums of the next group's scale; last, the scale
     int4* exponents; // by slot: of the powers of two that no scale of a warp's keys exceeds
     __device__ __forceinline__ Shared(char* memory) : Base::Shared(memory) {
       ring = sharedAddress(memory), query = ring + 2 * SLOT, weights = query + QUERIES;
@@ -52,11 +52,11 @@ struct LatentNarrow {
     __device__ __forceinline__ u32 fullOf(int slot, int part) const { return full + (slot * PARTS + part) * 8; }
     __device__ __forceinline__ u32 emptyOf(int slot, int part) const { return empty + (slot * PARTS + part) * 8; }
   };
-  // Which group is at place k of the order of the chunks in a slot. A warp group's own are at places 0 and 1, the other's at 2 and 3.
+  // The group at place k of the order of the chunks in a slot. A warp group's own are at places 0 and 1, the other's at 2 and 3.
   __device__ static __forceinline__ int groupAt(int slot, int k) { return k ^ slot * 2; }
 
   // Brings all chunks. Of each 16 keys a warp has four. A lane has 16 elements of each part of a key, one for each 16 keys: lanes 0 to 7
-  // have those of a pair of keys, since their places in shared memory are then in different banks.
+  // have the elements of a pair of keys, since the elements' places in shared memory are then in different banks.
   template <class Meanwhile> __device__ static __forceinline__ void produce(const LatentNarrowParams& a, const Work* range, const Shared& sh, int warp, int lane, const Meanwhile& meanwhile) {
     constexpr int STEPS = GROUPS * 4, AHEAD = STEPS / 2;
     const Params& p = a.p;
@@ -64,8 +64,8 @@ struct LatentNarrow {
     Place at;
     at.begin(p, range);
     int chunk = at.chunk;
-    bool waited = false, more = true; // whether there is that chunk
-    int found;                        // the row of the lane's key of it, two lanes' each; behind the last key, of the last key
+    bool waited = false, more = true; // more: there is a next chunk
+    int found;                        // the row of the lane's key of the next chunk, a key of two lanes; behind the last key, the row of the last key
     bool live;
     const auto find = [&]() {
       if (!more) return;
@@ -84,7 +84,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     int rows[4];
     const char* from[4];
     float4 scales;
-    const auto turn = [&](int slot) { // to the chunk that was found; finds the next one
+    const auto turn = [&](int slot) { // goes to the chunk that was found, and finds the next one
       if (!waited && (chunk + 1) * KEYS > (p.early ? at.s.keys - at.s.queries : 0)) waitForEarlier(), waited = true;
 #pragma unroll
       for (int k = 0; k < 4; k++) {
@@ -119,7 +119,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
 #pragma unroll
           for (int h = 1; h < 16; h *= 2) greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, h));
           exponent = min((int)((__float_as_uint(greatest) + 0x7fffff) >> 23), 253);
-          // A group of zeros, whose scale is the least, takes that of the group before.
+          // A group of zeros, whose scale is the least, takes the scale of the group before.
           float s[4] = {slot ? scales.z : scales.x, slot ? scales.w : scales.y, slot ? scales.x : scales.z, slot ? scales.y : scales.w};
           float* const of = sh.scales + slot * GROUPS * KEYS + lane / 4 * 16 + warp * 4 + lane % 4;
           if (lane < 16) {
@@ -158,8 +158,8 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     if (!waited) waitForEarlier();
   }
 
-  // Brings an output tile's queries to shared memory. A row is multiplied by a power of two that makes its largest element 2^8 to 2^9, and
-  // its scores by another that undoes it.
+  // Brings an output tile's queries to shared memory. A row is multiplied by a power of two that makes the row's largest element 2^8 to 2^9,
+  // and its scores by the inverse.
   __device__ static __forceinline__ void loadQueries(const Params& p, const Place& w, const Shared& sh, int warp, int lane) {
     constexpr int PIECES = (KEY_DIM + 127) / 128, TOGETHER = 4; // pieces: four elements of a lane; together: rows on their way
     const int rows = w.rows(p);
@@ -205,9 +205,9 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
   }
 
   struct State : Base::State {
-    int exponent; // of the power of two that no scale of the chunks so far exceeds, and of which outputs are multiples
+    int exponent; // of the power of two that no scale of the chunks so far exceeds; outputs are in units of the power
     __device__ __forceinline__ void empty() { Base::State::empty(), exponent = 1; }
-    // Takes the scales of the chunk in a slot in. Returns what outputs are multiplied by.
+    // Adds the scales of the chunk in a slot. Returns the factor of outputs.
     __device__ __forceinline__ float raise(const Shared& sh, int slot) {
       const int4 e = sh.exponents[slot];
       const int before = exponent;
@@ -216,7 +216,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     }
   };
 
-  // Adds the products with a block of the chunk to its scores.
+  // Adds the products with a block of the chunk to the chunk's scores.
   template <class Math> __device__ static __forceinline__ void products(const Shared& sh, float (&s)[8][4], int slot, int block) {
     const u64 left = rowOperand(sh.query + block * (64 * 128)), right = rowOperand(sh.ring + slot * SLOT + block * BLOCK);
 #pragma unroll
@@ -232,7 +232,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
       float2 f[8];
 #pragma unroll
       for (int j = 0; j < 8; j++) f[j] = *(const float2*)(scales + k * KEYS + j * 8);
-      fenceAsync(); // for those that brought it
+      fenceAsync(); // for the warps that brought the part
       pinned(s);
       wgmmaFence();
       products<Math>(sh, s, slot, 2 * g);
@@ -255,8 +255,8 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     }
   }
 
-  // Makes the weights of a chunk whose first key is number `key`, of its scores: those of a group's own columns as operands in registers,
-  // and those of the other's in shared memory.
+  // Makes weights of the scores of a chunk whose first key is number `key`: the weights of a group's own columns as operands in registers,
+  // and the weights of the other group's columns in shared memory.
   __device__ static __forceinline__ void weigh(const Params& p, const Place& w, const Shared& sh, State& st, const float (&s)[8][4], u32 (&own)[2][4][4], float (&shrinks)[2], int key, bool masked, int group, int lane) {
     const int warp = threadIdx.x / 32 % 4, t = lane & 3;
     float x[2][16];
@@ -346,7 +346,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
   __device__ static __forceinline__ void take(const Shared& sh, State& st, int group, int lane) {
     const int slot = group ^ 1;
     ThreadGroup{0, WARPS, WEIGHED + slot}.sync();
-    fenceAsync(); // for those that brought values
+    fenceAsync(); // for the warps that brought values
     float shrinks[2];
     const float ratio = st.raise(sh, slot);
 #pragma unroll
@@ -360,7 +360,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     if (lane == 0) barrierArrive(sh.emptyOf(slot, REST));
   }
 
-  // The chunks of an output tile's part. n: the number of its first one.
+  // Computes the chunks of an output tile's part. n: the number of the first chunk.
   __device__ static __forceinline__ void chunks(const Params& p, const Place& w, const Shared& sh, State& st, int n, int group, int lane) {
     int all = w.s.keys; // keys that every row sees
     if (p.causal) all = w.s.keys - w.s.queries + positionOf(p, w.block * Place::ROWS) + 1;
@@ -402,7 +402,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     }
     __syncthreads();
     const typename R::Shares shares(*range);
-    if (bytesOf(p.queryType) == 0) __trap(); // here: in a branch it costs registers
+    if (bytesOf(p.queryType) == 0) __trap(); // here, since a trap in a branch costs registers
     if (warp >= WARPS) {
       fewerRegisters<72>();
       produce(a, range, sh, warp - WARPS, lane, [&]() {
@@ -419,7 +419,7 @@ const char* const value = (const char*)p.keys + (long long)found * D + lane / 16
     if (threadIdx.x == 0) letNextStart();
     const u32 run = together ? R::nextRun(a.meet) : 0;
     __syncwarp();
-    if (lane == 0) barrierArrive(sh.begun); // another warp counts
+    if (lane == 0) barrierArrive(sh.begun); // the COUNTER warp goes on then
     const ThreadGroup workers{(int)threadIdx.x, WARPS, READY};
     const int group = warp / 4;
     int n = 0; // chunks of the output tiles before

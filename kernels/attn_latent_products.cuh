@@ -3,14 +3,14 @@
 #include "wgmma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The descriptor of an operand that lies so many bytes behind another one: one addition, where making it anew takes five instructions that
+// The descriptor of an operand that lies `bytes` behind another operand: one addition, where a new descriptor takes five instructions that
 // wait for each other.
 __device__ __forceinline__ u64 behind(u64 operand, int bytes) {
   u64 d;
   asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"((u32)operand + bytes / 16), "r"((u32)(operand >> 32)));
   return d;
 }
-// d += a b: a is 64 x 16 in shared memory, whose rows are those of d, and b 16 x N, whose rows are what is summed over.
+// d += a b: a is 64 x 16 in shared memory, with the rows of d, and b 16 x N, whose rows are summed over.
 template <class Math> __device__ __forceinline__ void addColumns(float (&d)[16][4], u64 a, u64 b) {
   const int more = 1;
   if constexpr (same<typename Math::Operand, Float16>) {
@@ -56,14 +56,4 @@ __device__ __forceinline__ u32 halvesOf(u32 two) {
   asm("{.reg .b16 x; cvt.u16.u32 x, %1; cvt.rn.f16x2.e4m3x2 %0, x;}" : "=r"(r) : "r"(two));
   return r;
 }
-
-// Keys as they are in memory: operands, or values of E4M3.
-template <class Math_> struct LatentHalves {
-  using Math = Math_;
-  static constexpr bool NARROW = false;
-};
-struct LatentE4M3 {
-  using Math = MmaF16;
-  static constexpr bool NARROW = true;
-};
 #endif

@@ -1,14 +1,14 @@
-// Linear layers of many rows whose weights have 8 or 4 bits (9.0), in the order of internal/weight/packed.go:
+// Linear layers of 129 rows and more whose weights have 8 or 4 bits (9.0), in the order of internal/weight/packed.go:
 //
 //   y[row][o] = f(sum over k of x[row][k] W[o][k], times the scales of the row and of the channel, + b[o]) + residual[row][o]
 //
-// x is operands that a launch ahead makes: rows of float16, in one or two parts, or rows of the type of weights of 8 bits, each with a scale
+// A launch ahead makes operands of x: rows of float16, in one or two parts, or rows of the type of weights of 8 bits, each with a scale
 // (narrowRowOperands). Two thread blocks are a cluster, which walks tiles of 256 channels: each block has 128 of the channels, and both have the
 // same rows of x, of which each copies half for both. A producer warp fills the ring with steps of 128 bytes of a row of x. Two warp groups have
 // 64 channels each. Weights are left operands in registers; a step of x is the right operand, in shared memory.
 //
-// Sums of integers are exact. Tensor cores keep few bits of sums of E4M3, so sums of 128 columns are added in registers, times the scale of
-// their group of columns. So are sums of float16 if columns have scales in groups.
+// Sums of integers are exact. Tensor cores keep about 14 bits of sums of E4M3, so sums of 128 columns are added in registers, times the scale
+// of their group of columns. Sums of float16 are added in registers if columns have scales in groups.
 #pragma once
 #include "gemm_narrow.cuh"
 #include "gemm_tiled.cuh"
@@ -17,7 +17,7 @@ constexpr int NARROW_ROWS_THREADS = 384;           // two warp groups that multi
 constexpr int NARROW_ROWS_WARPS = 8;               // that multiply
 constexpr int NARROW_ROWS_STEP = 128;              // bytes of a row of x, of a step: four products of 32 bytes
 constexpr int NARROW_ROWS_STRIPS = 8;              // of a block's channels
-constexpr int NARROW_ROWS_SCALES = 2048;           // bytes of a step: of two groups scales, and behind 1024 bytes zeros
+constexpr int NARROW_ROWS_SCALES = 2048;           // bytes of a step: scales of two groups, and zeros from byte 1024 on
 constexpr int NARROW_ROWS_RING = 192 << 10;        // bytes
 constexpr int NARROW_ROWS_GROUP = 2048;            // rows of x that tiles of all channels are walked with
 
@@ -26,7 +26,7 @@ struct NarrowRowsPart {
   const float* b;          // may be null
   float *y, *y2;           // y2 has the channels from `split` on
   int all;                 // rows of the packed matrix
-  int first, out, split;   // the part's channels of them
+  int first, out, split;   // the part's channels: the first row of the packed matrix, and their number
   int tiles;               // up to the end of the part
   int group, groups;       // group: columns of a scale, in steps of bytes or 32 columns of float16; 0: a row
   int zero, factor;        // zero: of all weights, without a plane. factor: bytes of a scale
@@ -52,7 +52,7 @@ struct NarrowRowOperandParams {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Sums that are integers.
+// Sums of integers.
 #define NARROW_ROWS_SUMS1(j) "+r"(d[j][0]), "+r"(d[j][1]), "+r"(d[j][2]), "+r"(d[j][3])
 #define NARROW_ROWS_SUMS2(j) NARROW_ROWS_SUMS1(j), NARROW_ROWS_SUMS1(j + 1)
 #define NARROW_ROWS_SUMS4(j) NARROW_ROWS_SUMS2(j), NARROW_ROWS_SUMS2(j + 2)
@@ -92,7 +92,7 @@ struct MultiplyF16 {};
 // Formats of operands: WIDE rows of x of a piece of sums, CHUNKS of weights of a step. FLUSH: how often in a step sums are added in registers, 0:
 // never. GROUPED: scales come with the weights.
 
-// A lane's left operands of a chunk: four bytes of row lane/4, four of row lane/4+8, and so for the other 16 columns.
+// A lane's left operands of a chunk: four bytes of row lane/4, four of row lane/4+8, and the same for the other 16 columns.
 __device__ __forceinline__ void bytesOf(u32 (&a)[4], const uint4& w) {
   a[0] = __byte_perm(w.x, w.y, 0x6420), a[1] = __byte_perm(w.x, w.y, 0x7531);
   a[2] = __byte_perm(w.z, w.w, 0x6420), a[3] = __byte_perm(w.z, w.w, 0x7531);
@@ -141,9 +141,9 @@ template <class D, int FLUSH_> struct RowsF16 : MultiplyF16 {
   }
 };
 
-// A row's scale is its largest magnitude / most, and its bytes are the numbers nearest to the elements / the scale. A row of smaller numbers
-// than `least` has scale and bytes 0; a row with a number that is not finite has the scale NaN. In each 16 columns the order is that of the
-// weights: word q has columns 2q, 2q+1, 2q+8 and 2q+9.
+// A row's scale is the row's largest magnitude / most, and a byte is the number nearest to an element / the scale. A row of smaller numbers
+// than `least` has scale and bytes 0; a row with a number that is not finite has the scale NaN. Each 16 columns have the order of the weights:
+// word q has columns 2q, 2q+1, 2q+8 and 2q+9.
 template <class D> __device__ __forceinline__ void narrowRowOperands(const NarrowRowOperandParams& p) {
   __shared__ float scratch[8];
   constexpr int KEPT = 4, STRIDE = 1024;
@@ -202,7 +202,7 @@ template <class D> __device__ __forceinline__ void narrowRowOperands(const Narro
     for (int k = 0; k < KEPT; k++) kept[k] = normed(threadIdx.x * 4 + k * STRIDE, kept[k]);
     done = true;
   }
-  u32 top = 0; // bits of magnitudes are in their order, and those of NaN behind infinity
+  u32 top = 0; // bits of magnitudes have the order of magnitudes, with NaN behind infinity
   const auto bits = [](float v) { return __float_as_uint(v) & 0x7fffffff; };
   each([&](int, const float4& v) { top = max(max(top, max(bits(v.x), bits(v.y))), max(bits(v.z), bits(v.w))); });
   const float largest = foldBlock(__uint_as_float(top), scratch, [](float a, float b) { return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b))); });
@@ -248,7 +248,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
 
   // The block's channels of a part's tile, as strips of the packed matrix.
   struct Strips {
-    int tile, from, of, n; // of: strips of the packed tile. n: those of the block that there are
+    int tile, from, of, n; // of: strips of the packed tile. n: strips of the block within the matrix
     __device__ __forceinline__ Strips(const NarrowRowsPart& part, int tile_) {
       const int row = part.first + tile_ * NARROW_TILE + blockIdx.x % 2 * (NARROW_ROWS_STRIPS * 16);
       tile = row / NARROW_TILE, from = row % NARROW_TILE / 16;
@@ -484,7 +484,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
     const float* more[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int c = min(o + i * 8, part.out - 1); // one that there is
+      const int c = min(o + i * 8, part.out - 1); // a channel of the part
       rows[i] = o + i * 8 < part.out ? p.rows - row : 0;
       apart[i] = c < part.split ? part.split : part.out - part.split;
       to[i] = (c < part.split ? part.y + c : part.y2 + (c - part.split)) + (long long)row * apart[i];
@@ -499,7 +499,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
       v = __fmul_rn(v, factor);
       return biased || SETS > 1 ? __fadd_rn(v, b[set][i]) : v;
     };
-    constexpr int TOGETHER = GATES ? 2 : 4; // of eight rows, whose factors and residuals are on their way together
+    constexpr int TOGETHER = GATES ? 2 : 4; // blocks of eight rows whose factors and residuals are loaded together
 #pragma unroll
     for (int piece = 0; piece < BESIDE; piece++)
 #pragma unroll

@@ -11,5 +11,5 @@
 
 LATENT_TYPE(latent_f16, AsF16)
 LATENT_TYPE(latent_bf16, AsBF16)
-LATENT_COLUMNS(latent_e4m3_16, LatentE4M3, 16)
-LATENT_COLUMNS(latent_e4m3_32, LatentE4M3, 32)
+LATENT_COLUMNS(latent_e4m3_16, 16)
+LATENT_COLUMNS(latent_e4m3_32, 32)

@@ -1,7 +1,9 @@
-// Entry points of linear layers of many rows whose operands both have 8 bits, for compute capability 9.0: narrow_rows_<elements>_<rows of x of a
-// tile>, those of gated units, and narrow_rows_operands_<elements>, the launch ahead.
+// Entry points of linear layers of 129 rows and more whose weights have 8 or 4 bits, for compute capability 9.0. With rows of x of 8 bits:
+// narrow_rows_<elements>_<rows of x of a tile>, narrow_rows_<elements>_gated for gated units, and narrow_rows_operands_<elements>, the launch
+// ahead. With rows of x of float16: narrow_rows_f16_<elements>_<rows of x of a tile>. Behind <elements> is the least number of columns of a
+// scale, if scales have groups of columns.
 //
-// Needed by: prompts with weights of 8 bits whose rows of x are quantised on a GPU of 9.0.
+// Needed by: prompts with weights of 8 and 4 bits on GPUs of 9.0.
 // No images for: sm_86, sm_89.
 #include "gemm_narrow_rows.cuh"
 
