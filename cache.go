@@ -43,7 +43,7 @@ type CacheConfig struct {
 	// numbers. With ScalesByToken, a row with NaN is NaN in all its elements; with Q4, 32 neighbours are.
 	//
 	//   - With Q4, HeadDim and ValueDim are multiples of 32. GPUs take HeadDim 64 (with a PageSize of multiples of 4) and 128 (with an even
-	//     PageSize).
+	//     PageSize), those of 9.0 also 256.
 	//   - With E4M3 and int8, and without ValuesInKeys, GPUs take HeadDim 64 (with an even PageSize) and 128, those of 9.0 also 256.
 	//   - With these and Q4, GPUs take neither [WithBatchInvariance], [WithVariant], EdgeLayers nor [ShardContext]. Prompts go through
 	//     decode kernels.

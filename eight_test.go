@@ -428,7 +428,7 @@ func TestEightRefused(t *testing.T) {
 	gpu, _ := la.FakeGPU(t)
 	refuse(la.ErrUnsupported, "head dim 80 is not supported: kernels have head dims [64 128 256]", la.CacheConfig{HeadDim: 80, DType: tensor.Int8, Device: gpu})
 	refuse(la.ErrUnsupported, "pages of 3 tokens with head dim 64 and e4m3", la.CacheConfig{HeadDim: 64, DType: la.E4M3, PageSize: 3, Device: gpu})
-	refuse(la.ErrUnsupported, "head dim 96 is not supported: kernels have head dims [64 128]", la.CacheConfig{HeadDim: 96, DType: la.Q4, Device: gpu})
+	refuse(la.ErrUnsupported, "head dim 96 is not supported: kernels have head dims [64 128 256]", la.CacheConfig{HeadDim: 96, DType: la.Q4, Device: gpu})
 	refuse(la.ErrUnsupported, "pages of 6 tokens with head dim 64 and q4", la.CacheConfig{HeadDim: 64, DType: la.Q4, Device: gpu, PageSize: 6})
 	refuse(la.ErrUnsupported, "keys of 700 elements with values of 512 in them", la.CacheConfig{HeadDim: 700, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, Device: gpu})
 

@@ -70,7 +70,7 @@ struct FourBits : OneEight<FourBits> {
 };
 
 template <int D_, class V_> struct Shape<Narrow<FourBits>, D_, false, false, V_> {
-  static_assert(D_ == 64 || D_ == 128);
+  static_assert(D_ == 64 || D_ == 128 || D_ == 256);
   using T = Narrow<FourBits>;
   using V = V_;
   using Store = FourBits;
@@ -82,7 +82,7 @@ template <int D_, class V_> struct Shape<Narrow<FourBits>, D_, false, false, V_>
 #else
   static constexpr int KEYS = 32;
 #endif
-  static constexpr int PITCH = D / FourBits::columns * FourBits::element, RING = FourBits::LOOKED_UP ? 80 << 10 : 128 << 10;
+  static constexpr int PITCH = D / FourBits::columns * FourBits::element, RING = FourBits::LOOKED_UP ? (D > 128 ? 144 : 80) << 10 : 128 << 10;
   static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH, SLOT = 2 * BLOCK, SCALES = 0, QUERY = FourBits::BYTES;
   static constexpr int STEPS = D / 16, TILES = D / 8, WIDTH = D + 8;
   enum : int { MERGE_WARPS = EPILOGUE_WARPS, IN_FLIGHT = 4 };
@@ -130,6 +130,7 @@ template <class S> struct FourTile : NarrowTile<S> {
   using Weights = typename Base::Weights;
   using Base::SIXTEEN, Base::SETS, Base::STEPS, Base::GROUPS, Base::UNIT, Base::SMALLER;
   static constexpr int ELEMENTS = S::D / FourBits::columns, PITCH = S::PITCH;
+  enum : int { KEPT = ELEMENTS <= 4 }; // scales of values are in registers until they multiply weights
 
   // Whether queries, which mixing makes sums, and weights need their second parts.
   __device__ static __forceinline__ bool isPrecise(const Params& p) { return p.queryType == Float32::type || p.outType == Float32::type; }
@@ -314,7 +315,7 @@ template <class S> struct FourTile : NarrowTile<S> {
           }
       }
 
-    float top[SETS][2], scale[GROUPS][2][ELEMENTS], most = 0.f;
+    float top[SETS][2], scale[GROUPS][2][KEPT ? ELEMENTS : 1], most = 0.f;
 #pragma unroll
     for (int set = 0; set < SETS; set++)
 #pragma unroll
@@ -343,8 +344,12 @@ template <class S> struct FourTile : NarrowTile<S> {
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e += 2) {
           const u32 at = values + key * PITCH + e * FourBits::element;
-          scale[i][h][e] = __uint_as_float(loadWord(at + 16) << 16) * SMALLER, scale[i][h][e + 1] = __uint_as_float(loadWord(at + 32) & 0xffff0000) * SMALLER;
-          most = fmaxf(most, fmaxf(fabsf(scale[i][h][e]), fabsf(scale[i][h][e + 1])));
+          if constexpr (KEPT) {
+            scale[i][h][e] = __uint_as_float(loadWord(at + 16) << 16) * SMALLER, scale[i][h][e + 1] = __uint_as_float(loadWord(at + 32) & 0xffff0000) * SMALLER;
+            most = fmaxf(most, fmaxf(fabsf(scale[i][h][e]), fabsf(scale[i][h][e + 1])));
+          } else {
+            most = fmaxf(most, fmaxf(fabsf(__uint_as_float(loadWord(at + 16) << 16)), fabsf(__uint_as_float(loadWord(at + 32) & 0xffff0000))) * SMALLER);
+          }
         }
 #pragma unroll
         for (int set = 0; set < SETS; set++)
@@ -367,7 +372,10 @@ template <class S> struct FourTile : NarrowTile<S> {
         for (int set = 0; set < SETS; set++)
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const float by = scale[i][h][e] * up, x = s[i][set][2 * h] * by, y = s[i][set][2 * h + 1] * by;
+            float by;
+            if constexpr (KEPT) by = scale[i][h][e] * up;
+            else by = __uint_as_float(loadHalf(values + (i * 16 + h * 8 + g) * PITCH + e * FourBits::element + FourBits::indices) << 16) * SMALLER * up;
+            const float x = s[i][set][2 * h] * by, y = s[i][set][2 * h + 1] * by;
             hi[set][h] = MmaF16::pack(x, y);
             if (precise) lo[set][h] = transposed(MmaF16::pack(x - MmaF16::low(hi[set][h]), y - MmaF16::high(hi[set][h])));
             hi[set][h] = transposed(hi[set][h]);

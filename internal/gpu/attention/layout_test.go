@@ -52,7 +52,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK; static constexpr int SCALES = 2 * KEYS * 4; static constexpr int QUERY = RING / SLOT * SCALES;",
 		},
 		"attn_q4.cuh": {
-			"constexpr int ROW = 256, BYTES = LOOKED_UP ? 256 * ROW : 0;", "RING = FourBits::LOOKED_UP ? 80 << 10 : 128 << 10; static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH, SLOT = 2 * BLOCK, SCALES = 0, QUERY = FourBits::BYTES;",
+			"constexpr int ROW = 256, BYTES = LOOKED_UP ? 256 * ROW : 0;", "RING = FourBits::LOOKED_UP ? (D > 128 ? 144 : 80) << 10 : 128 << 10; static constexpr int BLOCKS = 1, BLOCK = KEYS * PITCH, SLOT = 2 * BLOCK, SCALES = 0, QUERY = FourBits::BYTES;",
 		},
 		"attn_latent_any.cuh": { // latentAnyConfig
 			"KEYS = 16; using Place", "ROWS = 32", "D = APART ? 256 : 512, WIDTH = D;", "MOST_DIM = APART ? 256 : 576;", "constexpr int LATENT_GROUP = 128;", "enum : int { FRONT = 1024 };",

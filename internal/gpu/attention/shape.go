@@ -87,7 +87,9 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 	s.slot = 2 * s.blocks * s.keys * 128
 	if element == attn.Q4 {
 		if s.slot, s.ring = 2*s.keys*row, RingBytes; e.hasEpilogue() {
-			s.ring, s.query = 80<<10, 64<<10 // a table
+			if s.ring, s.query = 80<<10, 64<<10; dim > 128 { // query: a table
+				s.ring = 144 << 10 // two slots for each warp
+			}
 		}
 		return s
 	}

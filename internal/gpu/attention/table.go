@@ -146,6 +146,7 @@ const (
 	narrowVariantUnit  = "attn_narrow_variant"
 	fourUnit           = "attn_q4"
 	fourVariantUnit    = "attn_q4_variant"
+	fourWideUnit       = "attn_q4_wide"
 	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
@@ -366,15 +367,20 @@ func narrowLines() (lines []kernel) {
 
 // fourLines returns the lines of the kernels for keys and values of 4 bits.
 func fourLines() (lines []kernel) {
-	for _, dim := range []int{64, 128} {
+	for _, dim := range []int{64, 128, 256} {
 		of := kernel{
 			family: &narrowFamily, unit: fourUnit, entries: []string{fmt.Sprintf("q4_%d", dim)}, kv: attn.Q4, dims: []int{dim},
 			pages: true, capability: ampere, tile: tile{rows: BlockRows}, features: decodeFeatures | attn.MixedKeys,
 		}
-		lines = append(lines, of)
-		of.unit, of.entries, of.scored, of.changes = fourVariantUnit, []string{fmt.Sprintf("q4_%d", dim) + variantEnd}, true, true
-		of.features |= scoredFeatures &^ attn.AddedBias
-		lines = append(lines, of)
+		scored := of
+		scored.unit, scored.entries, scored.scored, scored.changes = fourVariantUnit, []string{fmt.Sprintf("q4_%d", dim) + variantEnd}, true, true
+		scored.features |= scoredFeatures &^ attn.AddedBias
+		if dim < 256 {
+			lines = append(lines, of)
+		} else {
+			scored.unit, scored.capability = fourWideUnit, hopper
+		}
+		lines = append(lines, scored)
 	}
 	return lines
 }
