@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/weight"
@@ -170,68 +169,4 @@ func TestGPUMegakernelPackedRepeats(t *testing.T) {
 func TestGPUMegakernelPacked(t *testing.T) {
 	m, d := realDecoder(t)
 	testMegakernelPacked(t, m, d, enginetest.OrShort(40, 8), 5000, 1536)
-}
-
-// Weights of 8 and 4 bits that no kernel has stay launches.
-func TestMegakernelPackedRefuses(t *testing.T) {
-	m, _, d := fakeDecoder(t, 90, 13, 232448)
-	const in, out = 1024, 512
-	linear := func(f weight.Format, rows, parts int, change func(o *Linear)) Linear {
-		p, err := weight.Packing(&weight.Matrix{Format: f, Len: in * out}, in)
-		noError(t, err)
-		o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in)}
-		for range parts {
-			own := p
-			o.Parts = append(o.Parts, LinearPart{Packed: &own, W: m.memory(t, attn.Float32, p.Bytes/4), Y: m.memory(t, attn.Float32, rows*out), Out: out})
-		}
-		if change != nil {
-			change(&o)
-		}
-		return o
-	}
-	for name, c := range map[string]struct {
-		o    Linear
-		want bool
-	}{
-		"INT8":                     {linear(weight.Int8, 1, 3, nil), true},
-		"INT4 in groups of 128":    {linear(weight.Int4_128, 2, 1, nil), true},
-		"Q4_1":                     {linear(weight.Q4_1, 1, 2, nil), true},
-		"E4M3 in groups of 128":    {linear(weight.E4M3, 1, 1, func(o *Linear) { o.Parts[0].Packed.Group, o.Parts[0].Packed.Groups = 128, in/128 }), true},
-		"three rows":               {linear(weight.Int8, 3, 1, nil), false},
-		"super-blocks":             {linear(weight.Q4_K, 1, 1, nil), false},
-		"another order of columns": {linear(weight.Int4_128, 1, 1, func(o *Linear) { o.Parts[0].Packed.Order = o.Parts[0].Packed.Bytes - 4*in }), false},
-		"groups of 256":            {linear(weight.E4M3, 1, 1, func(o *Linear) { o.Parts[0].Packed.Group = 256 }), false},
-		"several groups":           {linear(weight.E4M3, 1, 2, func(o *Linear) { o.Parts[1].Packed.Group = 128 }), false},
-		"a part within 256 rows":   {linear(weight.Int8, 1, 1, func(o *Linear) { o.Parts[0].First, o.Parts[0].Out = 128, out-128 }), false},
-		"a part behind 256 rows":   {linear(weight.Int8, 1, 1, func(o *Linear) { o.Parts[0].First, o.Parts[0].Out = 256, out-256 }), true},
-		"beside weights of 16 bits": {linear(weight.Int8, 1, 2, func(o *Linear) {
-			o.Parts[1] = LinearPart{W: m.memory(t, attn.Float16, in*out), Y: o.Parts[1].Y, Out: out}
-		}), false},
-	} {
-		if c.o.check() != nil && name != "groups of 256" {
-			t.Errorf("%s: %v", name, c.o.check())
-		}
-		if got := d.NewMegakernel().Linear(&c.o); got != c.want {
-			t.Errorf("%s: taken %v", name, got)
-		}
-	}
-}
-
-// Weights in the place of others of as many elements, which had no minima, have maps of their own.
-func TestPackedMaps(t *testing.T) {
-	m, _, d := fakeDecoder(t, 90, 13, 232448)
-	const in, out = 1024, 256
-	memory := m.memory(t, attn.Float32, in*out)
-	var maps []cuda.TensorMap
-	for _, f := range []weight.Format{weight.Q4_0, weight.Q4_1} {
-		p, err := weight.Packing(&weight.Matrix{Format: f, Len: in * out}, in)
-		noError(t, err)
-		o := &Linear{Rows: 1, In: in, Parts: []LinearPart{{Packed: &p, W: memory, Out: out}}}
-		scales, err := d.packedMap(&o.Parts[0], newPackedLayer(o), 1, false)
-		noError(t, err)
-		maps = append(maps, scales)
-	}
-	if maps[0] == maps[1] {
-		t.Error("the map of scales is that of scales and minima")
-	}
 }
