@@ -20,11 +20,13 @@ import (
 func BenchmarkGPUNarrow(b *testing.B) {
 	m := realGPU(b)
 	noise := map[attn.DType][]byte{}
-	for _, c := range []struct{ batch, heads, kv, keys, dim, page int }{
-		{16, 32, 8, 8192, 128, 16}, {16, 32, 8, 8192, 128, 64}, {4, 32, 32, 8192, 128, 16}, {64, 64, 8, 4096, 128, 16}, {6, 48, 48, 16384, 64, 16}, {6, 48, 48, 16384, 64, 64},
-		{8, 32, 8, 8192, 128, 16}, {4, 32, 8, 8192, 128, 16}, {2, 32, 8, 8192, 128, 16}, {1, 48, 48, 16384, 64, 16}, {1, 32, 8, 131072, 128, 16}, {2, 32, 32, 8192, 128, 64}, {16, 64, 8, 4096, 128, 16}, {16, 64, 4, 8192, 128, 16},
+	for _, c := range []struct{ batch, heads, kv, keys, dim, page, window int }{
+		{16, 32, 8, 8192, 128, 16, 0}, {16, 32, 8, 8192, 128, 64, 0}, {4, 32, 32, 8192, 128, 16, 0}, {64, 64, 8, 4096, 128, 16, 0}, {6, 48, 48, 16384, 64, 16, 0}, {6, 48, 48, 16384, 64, 64, 0},
+		{8, 32, 8, 8192, 128, 16, 0}, {4, 32, 8, 8192, 128, 16, 0}, {2, 32, 8, 8192, 128, 16, 0}, {1, 48, 48, 16384, 64, 16, 0}, {1, 32, 8, 131072, 128, 16, 0}, {2, 32, 32, 8192, 128, 64, 0}, {16, 64, 8, 4096, 128, 16, 0}, {16, 64, 4, 8192, 128, 16, 0},
+		// A window of all keys hides none: what kernels with masks cost. Heads of 256 have no others.
+		{16, 32, 8, 8192, 128, 16, 8192}, {6, 48, 48, 16384, 64, 16, 16384}, {16, 32, 8, 16384, 128, 16, 4096}, {16, 16, 8, 8192, 256, 16, 0},
 	} {
-		b.Run(fmt.Sprintf("b%d_h%d/%d_n%d_d%d_p%d", c.batch, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
+		b.Run(fmt.Sprintf("b%d_h%d/%d_n%d_d%d_p%d_w%d", c.batch, c.heads, c.kv, c.keys, c.dim, c.page, c.window), func(b *testing.B) {
 			const launches = 8
 			rng := rand.New(rand.NewPCG(1, 2))
 			pages := attn.Ceil(c.keys, c.page)
@@ -46,12 +48,15 @@ func BenchmarkGPUNarrow(b *testing.B) {
 			var runs []func() time.Duration
 			var bytes []int
 			contender := func(kv attn.DType, kind attn.Scales) {
-				g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Scale: 0.09, Mask: attn.Mask{Causal: true}, PageTokens: c.page,
+				g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Scale: 0.09, Mask: attn.Mask{Causal: true, Window: c.window}, PageTokens: c.page,
 					Query: attn.PackedRows(c.heads, c.dim), Out: attn.PackedRows(c.heads, c.dim), LSE: attn.PackedRows(c.heads, 1)}
 				g.Pages = attn.Separate(kv, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}).Packed(c.kv, c.page)
 				g.Pages.Planes[0].Scales, g.Pages.Planes[1].Scales = kind, kind
 				g.Pages.Planes[0].Mixed = kv == attn.Q4
 				n := c.batch * c.keys * c.kv * tokenBytes(&g)
+				if c.window > 0 {
+					n = c.batch * min(c.keys, c.window) * c.kv * tokenBytes(&g)
+				}
 				layers := min(attn.Ceil(300<<20, n)+1, launches)
 				var all []Pages
 				for range layers {
