@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -49,6 +51,7 @@ func shardedEntry(at graphtest.Place) entry {
 			a.Sinks = refused(at.GPU.Upload(p.InSinks))
 		}
 		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Rows)...)))
+		r.setOutputs(t, at.GPU, p, &a)
 		var first []byte
 		for range 2 {
 			if err := la.Attend(a, append(p.AttendOptions(), r.opts...)...); err != nil {
@@ -56,6 +59,9 @@ func shardedEntry(at graphtest.Place) entry {
 			}
 			out, lse := graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)
 			p.Check(t, p.ReferenceThere(at), out, lse)
+			if r.entropy || r.mass {
+				t.Error("entropies or attention mass of sharded keys, and nothing here tests them")
+			}
 			bits := fmt.Append(nil, out.Data(), lse.Data())
 			if first != nil && !bytes.Equal(bits, first) {
 				t.Errorf("%v: other bits", p.Shape)
@@ -112,8 +118,10 @@ func denseEntries(at graphtest.Place) []entry {
 		}
 		return d
 	}
-	want := func(p *graphtest.Problem, r request) *reftest.Result {
-		return p.Reference(r.precision(at, at.Precision(p.QueryType, p.KVType)))
+	check := func(t *testing.T, p *graphtest.Problem, r request, out, lse G.Value, o outputs) {
+		precision := r.precision(at, at.Precision(p.QueryType, p.KVType))
+		p.Check(t, p.Reference(precision), out, lse)
+		r.checkOutputs(t, p.Case, precision, o, func(seq, pos, h int) int { return (seq*p.Heads+h)*p.Rows + pos })
 	}
 	return []entry{
 		{"Attend", func(t *testing.T, rng *rand.Rand, r request) error {
@@ -131,13 +139,14 @@ func denseEntries(at graphtest.Place) []entry {
 					a.Sinks = there(t, p.InSinks)
 				}
 			}
+			r.setOutputs(t, at.GPU, p, &a)
 			if err := la.Attend(a, append(p.AttendOptions(), r.opts...)...); err != nil {
 				return err
 			}
 			if at.GPU != nil {
 				host = []G.Value{graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)}
 			}
-			p.Check(t, want(p, r), host[0], host[1])
+			check(t, p, r, host[0], host[1], outputs{a.Entropy, a.Mass})
 			return nil
 		}},
 		{"Attention", func(t *testing.T, rng *rand.Rand, r request) error {
@@ -172,6 +181,7 @@ func denseEntries(at graphtest.Place) []entry {
 			}
 			out := refused(la.Attention(in[0], in[1], in[2], opts...))
 			g.LSE = graphtest.LogSumExp(t, out)
+			o := r.read(out, at.GPU != nil, r.Keys[0])
 			if g.Out = out; at.GPU != nil {
 				g.Out, g.LSE = refused(device.ToHost(out)), refused(device.ToHost(g.LSE))
 			}
@@ -181,9 +191,86 @@ func denseEntries(at graphtest.Place) []entry {
 			if err := vm.RunAll(); err != nil {
 				return err
 			}
-			p.Check(t, want(p, r), g.OutValue, g.LSEValue)
+			check(t, p, r, g.OutValue, g.LSEValue, *o)
 			return nil
 		}},
+	}
+}
+
+// outputs are the entropies and the attention mass of a request, on the host or on a GPU; nil where not asked for.
+type outputs struct{ entropy, mass G.Value }
+
+// setOutputs adds poisoned outputs to the arguments of Attend.
+func (r *request) setOutputs(t *testing.T, gpu *device.GPU, p *graphtest.Problem, a *la.Args) {
+	poisoned := func(dims ...int) G.Value {
+		x := make([]float64, tensor.ProdInts(dims))
+		reftest.Poison(x)
+		d := graphtest.TensorOf(a.LSE.Dtype(), x, dims...)
+		if gpu != nil {
+			return graphtest.Upload(t, gpu, d)
+		}
+		return d
+	}
+	if r.entropy {
+		a.Entropy = poisoned(p.Dims(p.Heads, p.Rows)...)
+	}
+	if r.mass {
+		a.Mass = poisoned(p.Dims(p.Heads, p.Rows, attn.Ceil(r.Keys[0], massTile))...)
+	}
+}
+
+// read adds the nodes of the outputs to the graph, for sequences of so many keys. The values are there after a run.
+func (r *request) read(out *G.Node, there bool, keys int) *outputs {
+	o := new(outputs)
+	to := func(n *G.Node, v *G.Value) {
+		if there {
+			n = refused(device.ToHost(n))
+		}
+		G.Read(n, v)
+	}
+	if r.entropy {
+		to(refused(la.Entropy(out)), &o.entropy)
+	}
+	if r.mass {
+		to(refused(la.Mass(out, attn.Ceil(keys, massTile))), &o.mass)
+	}
+	return o
+}
+
+// checkOutputs compares outputs with the reference. at is the place of a query and head among the entropies.
+func (r *request) checkOutputs(t *testing.T, c *reftest.Case, p reftest.Precision, o outputs, at func(seq, pos, h int) int) {
+	t.Helper()
+	// Of the places of a query, the first n are the reference's, and the others have 0.
+	check := func(name string, of G.Value, want, bound []float64, n, places int) {
+		if d, ok := of.(*device.Tensor); ok {
+			of = graphtest.Download(t, d)
+		}
+		got := graphtest.Floats(t, of)
+		for seq, queries := range c.Queries {
+			for pos := range queries {
+				for h := range c.Heads {
+					for i, x := range got[at(seq, pos, h)*places:][:places] {
+						var w, off float64
+						if i < n {
+							w, off = want[i], bound[i]
+						}
+						if !(math.Abs(x-w) <= off) {
+							t.Errorf("%s of query %d, %d, head %d, place %d is %v, want %v within %v", name, seq, pos, h, i, x, w, off)
+							return
+						}
+					}
+					want, bound = want[n:], bound[n:]
+				}
+			}
+		}
+	}
+	if r.entropy {
+		want, bound := c.Entropy(p)
+		check("the entropy", o.entropy, want, bound, 1, 1)
+	}
+	if r.mass {
+		want, bound, tiles := c.Mass(p, r.source, massTile)
+		check("the attention mass", o.mass, want, bound, tiles, o.mass.Shape()[o.mass.Shape().Dims()-1])
 	}
 }
 
@@ -208,7 +295,7 @@ func cachedEntry(name string, at graphtest.Place) entry {
 		defer c.Close()
 		seq := graphtest.NewStored(t, c)
 		for _, tokens := range []int{r.Keys[0] - r.Queries[0], r.Queries[0]} {
-			d, err := decoderOf(at, c, tokens, r)
+			d, o, err := decoderOf(at, c, tokens, r)
 			if err != nil {
 				return err
 			}
@@ -229,9 +316,11 @@ func cachedEntry(name string, at graphtest.Place) entry {
 				return errors.Join(err, d.Step.Rollback(), d.VM.Close())
 			}
 			for l, x := range u.Cases {
-				if err := d.Compare(t, l, u, x.Reference(r.precision(at, d.Precision(r.query, r.kv)))); err != nil {
+				precision := r.precision(at, d.Precision(r.query, r.kv))
+				if err := d.Compare(t, l, u, x.Reference(precision)); err != nil {
 					t.Errorf("%v: %v", x.Shape, err)
 				}
+				r.checkOutputs(t, x, precision, *o, func(_, pos, h int) int { return pos*r.Heads + h })
 			}
 			d.Commit(t, u)
 			if err := d.VM.Close(); err != nil {
@@ -272,10 +361,10 @@ func refusesNodes(t *testing.T, r request, at graphtest.Place) error {
 }
 
 // decoderOf is newDecoderAt for a request that may be refused.
-func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphtest.Decoder, error) {
+func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphtest.Decoder, *outputs, error) {
 	step, err := c.NewStep(tokens)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	mask := r.Mask
 	mask.Tree = false // that is the step's
@@ -289,7 +378,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		*to = append(*to, in[i])
 		if at.There {
 			if in[i], err = device.ToGPU(in[i], at.GPU); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 	}
@@ -299,23 +388,23 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		sinks := graphtest.Input(g, "sinks", graphtest.SinksOf(r.query, r.Sinks))
 		if at.There {
 			if sinks, err = device.ToGPU(sinks, at.GPU); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		opts = append(opts, la.WithSinks(sinks))
 	}
 	out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(0), opts...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	lse := refused(la.LogSumExp(out))
+	lse, o := refused(la.LogSumExp(out)), r.read(out, at.There, r.Keys[0])
 	if at.There {
 		out, lse = refused(device.ToHost(out)), refused(device.ToHost(lse))
 	}
 	G.Read(out, &d.OutValues[0])
 	G.Read(lse, &d.LSEValues[0])
 	d.VM = graphtest.NewTapeMachine(g)
-	return d, nil
+	return d, o, nil
 }
 
 // recordedEntry is CachedAttention between linear layers, recorded: a sequence for each
@@ -359,6 +448,7 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 			opts = append(opts, la.WithSinks(there("sinks", graphtest.SinksOf(r.query, r.Sinks))))
 		}
 		out := refused(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(0), opts...))
+		o := r.read(out, false, massTile)
 		y := refused(nn.Linear(out, upload("wo", weights, in, r.Heads*r.ValueDim, 0.1), nil))
 		values := make([]G.Value, 5)
 		for i, n := range []*G.Node{qkv[0], qkv[1], qkv[2], out, y} {
@@ -429,7 +519,9 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 					*to = append(*to, r.stored(history[i][j], j == 0)...)
 				}
 			}
-			want := x.Reference(graphtest.Place{GPU: gpu, Real: true, Rotary: r.rotary}.Precision(tensor.Float32, r.kv))
+			precision := graphtest.Place{GPU: gpu, Real: true, Rotary: r.rotary}.Precision(tensor.Float32, r.kv)
+			r.checkOutputs(t, x, precision, *o, func(seq, _, h int) int { return seq*r.Heads + h })
+			want := x.Reference(precision)
 			if err := want.CompareO(func(seq, pos, h, i int) float64 { return now[3][(seq*r.Heads+h)*r.ValueDim+i] }); err != nil {
 				t.Errorf("%s, turn %d, %v: %v", name, turn, s, err)
 				return nil

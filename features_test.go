@@ -30,9 +30,14 @@ type request struct {
 	opts      []la.Option // that the shape does not know
 	gives     bool        // its cache gives pages back that the window leaves behind
 	rotary    *rope.Config
-	shard     la.Shard // of its cache
-	mixed     bool     // WithMixedPrecision is among opts
-	padded    int      // rows of padding behind the queries
+	shard     la.Shard       // of its cache
+	mixed     bool           // WithMixedPrecision is among opts
+	padded    int            // rows of padding behind the queries
+	source    variant.Source // of the shape's variant
+
+	tiled bool // WithTileTokens is among opts
+
+	entropy, mass bool // asked for beside the result
 }
 
 // spec is what a problem on tensors needs beside the shape.
@@ -61,6 +66,16 @@ type feature struct {
 	add  func(rng *rand.Rand, r *request)
 }
 
+// tile asks for LeanTiles of so many keys, once.
+func (r *request) tile(tokens int) {
+	if !r.tiled {
+		r.tiled, r.opts = true, append(r.opts, la.WithTileTokens(tokens))
+	}
+}
+
+// massTile is the number of keys of a LeanTile where one is asked for.
+const massTile = 64
+
 func option(o la.Option) func(*rand.Rand, *request) {
 	return func(_ *rand.Rand, r *request) { r.opts = append(r.opts, o) }
 }
@@ -73,6 +88,11 @@ func schedule(s la.Schedule) func(*rand.Rand, *request) {
 
 var features = []feature{ // shapes first, of which the others make use
 	{"many rows", func(_ *rand.Rand, r *request) { r.Queries[0], r.Keys[0] = 20, 30 }},
+	{"attention mass", func(_ *rand.Rand, r *request) {
+		r.mass, r.Keys[0] = true, 140
+		r.tile(massTile)
+	}},
+	{"entropy", func(_ *rand.Rand, r *request) { r.entropy = true }},
 	{"query lengths", func(_ *rand.Rand, r *request) { r.padded = 4 }},
 	{"causal", func(_ *rand.Rand, r *request) { r.Causal = true }},
 	{"trees", func(rng *rand.Rand, r *request) {
@@ -101,7 +121,8 @@ var features = []feature{ // shapes first, of which the others make use
 	}},
 	{"variant", func(_ *rand.Rand, r *request) {
 		v := la.Variant{Score: "0.5*score - 0.25*abs(query-key)/(1+head)", Visible: "key != 3"}
-		r.Variant = refused(variant.New(variant.Source{Score: v.Score, Visible: v.Visible}))
+		r.source = variant.Source{Score: v.Score, Visible: v.Visible}
+		r.Variant = refused(variant.New(r.source))
 		r.opts = append(r.opts, la.WithVariant(v))
 	}},
 	{"rotary", func(_ *rand.Rand, r *request) {
@@ -121,7 +142,7 @@ var features = []feature{ // shapes first, of which the others make use
 	{"fixed split", schedule(la.FixedSplit(3))},
 	{"per head", schedule(la.PerHead)},
 	{"unfused", schedule(la.Unfused)},
-	{"LeanTiles", option(la.WithTileTokens(64))},
+	{"LeanTiles", func(_ *rand.Rand, r *request) { r.tile(massTile) }},
 	{"workers", option(la.WithWorkers(3))},
 	{"mixed precision", func(_ *rand.Rand, r *request) { r.mixed, r.opts = true, append(r.opts, la.WithMixedPrecision()) }},
 	{"batch invariance", option(la.WithBatchInvariance())},
@@ -155,13 +176,8 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 			f.add(rng, &r)
 			name += ", " + f.name
 		}
-		failed := t.Failed()
-		defer func() {
-			if t.Failed() && !failed {
-				t.Logf("that was %s: %s", e.name, name)
-			}
-		}()
-		err := func() (err error) {
+		var err error
+		t.Run(e.name+": "+name, func(t *testing.T) {
 			defer func() {
 				if x := recover(); x != nil {
 					no, ok := x.(refusal)
@@ -171,8 +187,8 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 					err = no.error
 				}
 			}()
-			return e.do(t, rng, r)
-		}()
+			err = e.do(t, rng, r)
+		})
 		switch {
 		case r.schedules > 1 && (err == nil || errors.Is(la.Cause(err), la.ErrOption)):
 			if err == nil || !strings.Contains(err.Error(), "option WithSchedule is given twice") {
