@@ -56,7 +56,7 @@ func testGPUEight(t *testing.T, gpu *device.GPU, kinds ...int) {
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 34}, graphtest.Appended{To: two, Tokens: 3})
 			fork := one.Fork(t)
 			d.Do(t, rng, reftest.Peaked, graphtest.Appended{To: one, Tokens: 1}, graphtest.Appended{To: two, Tokens: 4}, graphtest.Appended{To: fork, Tokens: 2})
-			if config.Scales != la.ScalesByPage && at.ScoreMods.Window == 0 {
+			if config.Scales != la.ScalesByPage && at.ScoreMods.Window == 0 && at.ScoreMods.Slopes == nil {
 				d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 5, Tree: reftest.RandomTree(rng, 5)}, graphtest.Appended{To: two, Tokens: 1})
 			}
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: fork, Tokens: 1}, graphtest.Appended{To: one, Tokens: 1})
