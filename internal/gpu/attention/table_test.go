@@ -115,9 +115,9 @@ func TestModulesStaySmall(t *testing.T) {
 		}
 		bytes += len(image)
 	}
-	// 60% of the size when each Variant had its own units, and the kernels for keys that hold the values, for 8 bits, for both, for halves, for prompts with values of 128 and keys of 192, and for 8 bits with masks, for 4 bits, for measured weights, for rows as they lie, and for heads of any width
-	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000 + 60_000 + 220_000 + 460_000 + 360_000 + 970_000 + 3_830_000; len(units) > 17 || bytes > most {
-		t.Errorf("%d units of %d bytes for 9.0; 17 of %d is the most", len(units), bytes, most)
+	// 60% of the size when each Variant had its own units, and the kernels for keys that hold the values, for 8 bits, for both, for halves, for prompts with values of 128 and keys of 192, and for 8 bits with masks, for 4 bits, for measured weights, for rows as they lie, for heads of any width, and for 4 bits with masks and of other widths
+	if most := 9_930_000 + 1_370_000 + 650_000 + 200_000 + 60_000 + 220_000 + 460_000 + 360_000 + 970_000 + 3_830_000 + 600_000; len(units) > 19 || bytes > most {
+		t.Errorf("%d units of %d bytes for 9.0; 19 of %d is the most", len(units), bytes, most)
 	}
 }
 
