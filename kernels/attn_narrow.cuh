@@ -140,7 +140,8 @@ template <class Store, int D, class V = Plain> struct NarrowLean {
   // A producer warp: it fills slots `first`, first+step, ... and walks the whole range from `at` on without regard to where output
   // tiles end. Keys and values lie in the same places of pages.
   template <class Launch> __device__ static __forceinline__ void produce(const Launch& all, Place at, u32 ring, u32 scales, u32 full, u32 empty, int first, int step, int lane, int wholeTiles, int entry) {
-    constexpr int PACE = (64 << 10) / S::SLOT, OUTSIDE = S::PACKED ? 0 : D > 128 ? 0x3ffffff0 : 0x7ffffff0;
+    // As in Ring: a warp waits for chunks of its own alone, or of a warp that waits for it (TestPace).
+    constexpr int PACE = S::PACKED ? ((64 << 10) / S::SLOT + PRODUCER_WARPS - 1) / PRODUCER_WARPS * PRODUCER_WARPS : (64 << 10) / S::SLOT, OUTSIDE = S::PACKED ? 0 : D > 128 ? 0x3ffffff0 : 0x7ffffff0;
     const Params& p = all.p;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int slots = p.slots, box = p.box, pace = min(at.left + wholeTiles > 160 * 128 / D ? 2 * PACE : PACE, slots);

@@ -57,7 +57,7 @@ template <class F, int D, class V> struct Ring<Shape<Packed<F>, D, false, false,
   using Others = Ring<typename S::Rows>;
   using Place = typename S::Place;
   using S::KEYS, S::ROW, S::SLOT;
-  static constexpr int PACE = (64 << 10) / SLOT, MANY = 160; // as in other Formats
+  static constexpr int PACE = Others::even((64 << 10) / SLOT), MANY = 160; // as in other Formats
 
   __device__ static __forceinline__ void openSlot(u32 full, u32 empty, int slot) { Others::openSlot(full, empty, slot); }
 
@@ -66,7 +66,7 @@ template <class F, int D, class V> struct Ring<Shape<Packed<F>, D, false, false,
     const char* const memory = (const char*)((const TensorMap*)&p - map > 1 ? p.keys : p.values); // the maps lie in front of p
     const u64 policy = p.streamed ? readOnce() : readAgain();
     const int box = p.box, boxes = KEYS >> (31 - __clz(box)), pageRows = p.pageRows, pageTokens = p.pageTokens, slots = p.slots;
-    const int pace = min(at.left + wholeTiles > MANY ? PACE + PACE / 2 : PACE, slots);
+    const int pace = min(at.left + wholeTiles > MANY ? Others::even((64 << 10) / SLOT * 3 / 2) : PACE, slots);
     const bool paged = p.pages != nullptr;
     int skip = first;
     bool waited = false, again = false; // again: the ring has been filled once

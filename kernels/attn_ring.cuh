@@ -44,7 +44,10 @@ template <class S> struct Ring : S {
   // Chunks that are on their way at a time: 64 KB, and more where a block has more LeanTiles
   // than MANY, so that a few microseconds do not count. Pages lie anywhere, and the memory
   // is the faster the more of them it can choose from: 128 KB, from 2.6 MB of a block on.
-  static constexpr int PACE = (64 << 10) / SLOT;
+  // Even, with more LeanTiles, too. Two warps fill slots in turn, so a warp waits for chunks of its own alone: of a chunk of the other warp, the next one in
+  // the same slot may have come too, and a wait for a parity would then last for ever (TestPace).
+  static constexpr int even(int n) { return n + n % 2; }
+  static constexpr int PACE = even((64 << 10) / SLOT);
   // So many pages of a chunk are asked for behind one another, four copies or two. Each looked up
   // behind the copy of the one before, they come later than the memory could bring them.
   static constexpr int BURST = BLOCKS == 1 ? 4 : 1;
@@ -112,7 +115,7 @@ template <class S> struct Ring : S {
   // PAGED: `entry` is the lane's, of the block table's entries from those of `at` on; with scores, where `paged`.
   __device__ static __forceinline__ void produce(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0, bool paged = true) {
     const bool paging = S::PAGED && (!SCORED || paged);
-    const int LONG_PACE = paging ? 2 * PACE : PACE + PACE / 2, MANY = paging ? 160 / BLOCKS : 160;
+    const int LONG_PACE = paging ? 2 * PACE : even((64 << 10) / SLOT * 3 / 2), MANY = paging ? 160 / BLOCKS : 160;
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     // In the megakernel by a division: any change deals its registers out anew, and with a shift it

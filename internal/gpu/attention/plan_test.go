@@ -64,6 +64,50 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
+// A producer warp that will fill a slot with chunk c waits until chunk c-pace has come (Ring::produce). The wait is for a parity, so the next
+// chunk of that slot, c-pace+slots, must not come before the wait is over: filling that chunk must depend on filling c. A chunk depends on
+// the chunk `pace` in front, and on the last chunk of the same warp.
+func TestPace(t *testing.T) {
+	even := func(n int) int { return n + n%2 }
+	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
+	for i := range table {
+		k := &table[i]
+		if k.family != &decodeFamily && k.family != &narrowFamily {
+			continue
+		}
+		for _, dim := range k.dims {
+			for rows := 1; rows <= BlockRows; rows++ {
+				s := e.shapeOf(k, dim)
+				c, ok := e.configure(s, rows)
+				if !ok {
+					continue
+				}
+				chunks, warps := 64<<10/s.slot, 2 // warps fill slots in turn
+				paces := []int{even(chunks), even(chunks * 3 / 2), 2 * even(chunks)}
+				if k.family == &narrowFamily {
+					if c.slots%4 == 0 {
+						warps = 4
+					}
+					if k.kv == attn.Q4 {
+						chunks = attn.Ceil(chunks, 4) * 4
+					}
+					paces = []int{chunks, 2 * chunks}
+				}
+				for _, pace := range paces {
+					pace = min(pace, c.slots)
+					between, depends := c.slots-pace, false
+					for n := 0; n <= between; n += pace {
+						depends = depends || (between-n)%warps == 0
+					}
+					if !depends {
+						t.Errorf("%s, head dim %d, %d rows: %d slots, %d producer warps, a pace of %d", k.entries[0], dim, rows, c.slots, warps, pace)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestSupports(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
