@@ -53,9 +53,9 @@ type Options struct {
 	//   - On the CPU, matrices of a GGUF file in fewer than 16 bits stay as they are, in the mapped file (see nn.Quantised). The file must
 	//     not be cut while an engine is open.
 	//   - On the CPU, matrices of a folder by GPTQ, by AWQ or in FP8 keep their numbers, scales and zeros.
-	//   - On GPUs, so do matrices of all formats. On compute capability 9.0, a step of one or two texts is one launch, except
-	//     that matrices of Q4_K, Q5_K and Q6_K, and matrices with an order of columns (desc_act), have launches of their own. As
-	//     leanattention.Float16, they take more memory, and are a part of the one launch.
+	//   - On GPUs, matrices of all formats keep their numbers, too. On compute capability 9.0, a step of one or two texts is one
+	//     launch. Launches of their own have matrices of Q4_K, Q5_K and Q6_K, matrices with an order of columns (desc_act), and groups
+	//     of more than 128 columns. As leanattention.Float16 such matrices take more memory, and are a part of the one launch.
 	//   - Matrices with an adapter, those that latent attention splits, and columns that several GPUs or ranks cannot divide into whole
 	//     blocks become float16.
 	//

@@ -574,8 +574,8 @@ func (s *scheduler) collect() (err error) {
 	return nil
 }
 
-// hold waits until queued steps are almost done, if no other text wants to join. So a text that joins or is cancelled in the meantime waits for
-// the queued steps alone: no further step is behind them.
+// hold waits until queued steps are almost done, if no other text wants to join. No further step is queued in the meantime, so a text that
+// joins or is cancelled waits for the queued steps alone.
 func (s *scheduler) hold(q *queued, began time.Time) {
 	if s.together == 0 || s.usual.texts != len(q.todo) || !s.goOn(q) {
 		return

@@ -6,8 +6,8 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 )
 
-// LeastQuantisedRows is the number of rows from which on a layer that quantises rows of x does so. GPUs read weights once for fewer rows,
-// which takes as long with x as it is.
+// LeastQuantisedRows is the least number of rows of x that a layer quantises. For fewer rows, GPUs read weights once, and that takes as long
+// whether or not x is quantised.
 const LeastQuantisedRows = 65
 
 // MostQuantised is the most elements of a row of x that is quantised: sums of products of INT8 stay within 32 bits.

@@ -15,7 +15,7 @@ import (
 // exactly, in any order, so x of INT8 is cut into digits for which the sums are no larger: about twice the products of float32 for rows of up
 // to 16512 elements, and three or four times for longer ones. So INT8 has the bits of exact sums.
 
-// digits returns the base of the digits of x, and their number. A base 0 has no digits: x is as it is.
+// digits returns the base and the number of the digits that x is cut into. Base 0: x is not cut.
 func digits(f weight.Format, in int) (base, n int) {
 	if f == weight.E4M3 {
 		return 0, 1

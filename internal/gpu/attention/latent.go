@@ -19,7 +19,7 @@ const (
 	latentThreads                  = 384      // with the warps that copy
 )
 
-// latentSixteen is the entry of latentFamily for output tiles of up to 16 rows, after those for queries in one part and in two.
+// latentSixteen is the entry of latentFamily for output tiles of up to 16 rows. Entries 0 and 1 are for queries in one part and in two.
 const latentSixteen = 2
 
 // latentParams is struct LatentParams.
@@ -30,12 +30,12 @@ type latentParams struct {
 	_    [16]byte // up to a multiple of mapAlign
 }
 
-// latentConfig returns the configuration of a launch for output tiles of `rows` rows, with queries in so many parts. The rings have what
-// fits.
+// latentConfig returns the configuration of a launch for output tiles of `rows` rows, with queries in `parts` parts. The rings fill the rest of
+// shared memory.
 func (e *Engine) latentConfig(dim, rows, parts int) (c config, ok bool) {
 	const block, most, statistics = latentKeys * 128, 227 << 10, 2048
 	blocks := dim / 64
-	queries := (blocks+1)*rows*128 + (latentRows-rows)*128 // and weights, and what products read behind them
+	queries := (blocks+1)*rows*128 + (latentRows-rows)*128 // with weights, and the bytes that products read behind the weights
 	fitting := (most - queries - statistics) / block
 	rests := fitting/blocks + (fitting-fitting/blocks)%2
 	units := (fitting - rests) / 2

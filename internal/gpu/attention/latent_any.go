@@ -52,8 +52,8 @@ func headWidths(g *attn.Problem) bool {
 	return g.Dim%8 == 0 && g.Dim <= mostHead && g.ValueDim%8 == 0 && g.ValueDim <= mostHead
 }
 
-// isAny reports whether keys and values of g lie apart, and have other widths than those of kernels for all features. From 9.0 on, the
-// kernels of anyLines take what is neither spread nor packed.
+// isAny reports whether keys and values of g lie apart, and no kernel for all features has their widths. From 9.0 on, the kernels of anyLines
+// take heads of such widths, except spread and packed heads.
 func isAny(g *attn.Problem) bool {
 	return !g.Pages.InKeys() && !(g.Dim == g.ValueDim && slices.Contains(headDims, g.Dim))
 }

@@ -79,10 +79,10 @@ func layoutOf(t testing.TB, src, name string) (l layout) {
 		}
 		l.align = uintptr(n)
 	}
-	if body[2] != "" { // the struct that it begins with is an anonymous field here
+	if body[2] != "" { // the base struct is an anonymous field here
 		l.add(t, src, body[2], "p")
 	}
-	fields, _, _ := strings.Cut(body[3], "__device__") // what it can do is behind what it has
+	fields, _, _ := strings.Cut(body[3], "__device__") // functions follow fields
 	for line := range strings.SplitSeq(fields, ";") {
 		line = strings.TrimSpace(strings.NewReplacer("const ", "", "struct ", "", "uint64_t", "u64").Replace(line))
 		if line == "" || strings.HasPrefix(line, "static ") { // constants take no room

@@ -70,8 +70,12 @@ type Engine struct {
 	clusters sync.Map // by clusterKey: how many clusters can run at once
 }
 
-// clusterKey identifies a launch of clusters. kind is -1 for a GEMV; an index of gemmRows, after these one with x
-// rounded, and persistent ones; pairClusters, hopperClusters, rowsClusters; or -2 and less for one of skinnyKinds, wide or not.
+// clusterKey identifies a launch of clusters. kind is one of:
+//
+//   - -1: a GEMV
+//   - -2 and less: one of skinnyKinds, wide or not
+//   - an index of gemmRows, or above: kernels for a rounded x, and persistent kernels
+//   - pairClusters, hopperClusters, rowsClusters
 type clusterKey struct {
 	format              weight.Format
 	kind, split, shared int

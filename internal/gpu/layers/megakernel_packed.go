@@ -24,7 +24,7 @@ const (
 	packedRuns = decodeColumns / 32
 )
 
-// packedLayer is what all parts of a layer have in common.
+// packedLayer is the format of a layer's weights, which all parts share.
 type packedLayer struct {
 	of     *weight.Packed
 	chunks int // of 128 columns
@@ -34,7 +34,7 @@ type packedLayer struct {
 	second int // bytes of zeros or minima, which lie behind the scales
 }
 
-// newPackedLayer returns nil if a megakernel can't have the weights: super-blocks, other orders of columns, groups of more than 128
+// newPackedLayer returns nil if no megakernel reads such weights: super-blocks, other orders of columns, groups of more than 128
 // columns, parts of several formats, parts that begin within 256 rows.
 func newPackedLayer(o *Linear) *packedLayer {
 	w := o.Parts[0].Packed
@@ -76,7 +76,7 @@ func (l *packedLayer) shift() int32 {
 	return 2
 }
 
-// packing is what a megakernel needs for weights of 8 and 4 bits.
+// packing has the sizes that weights of 8 and 4 bits add to a megakernel.
 type packing struct {
 	any   bool
 	pitch int // bytes of a slot's scales, in all layers
@@ -87,7 +87,7 @@ func (p packing) with(l *packedLayer) packing {
 	return packing{true, max(p.pitch, l.pitch()), p.maps + mostParts*2*packedMaps}
 }
 
-// feed returns the size of a layer's feed, slot the size of a slot of a warp's ring, and aligned what may be lost before the scales.
+// feed returns the size of a layer's feed.
 func (p *packing) feed() int {
 	if p.any {
 		return int(unsafe.Sizeof(packedFeed{}))
@@ -95,8 +95,10 @@ func (p *packing) feed() int {
 	return int(unsafe.Sizeof(decodeFeed{}))
 }
 
+// slot returns the size of a slot of a warp's ring.
 func (p *packing) slot() int { return decodeBox + 8 + p.pitch }
 
+// aligned returns the most bytes that the alignment of the scales costs.
 func (p *packing) aligned() int {
 	if p.any {
 		return 128

@@ -186,7 +186,7 @@ type narrowRowsLaunch struct {
 // narrowRowsPlan is how a Linear is launched.
 type narrowRowsPlan struct {
 	x         gpu.Memory // operands: pairs of bytes, or float16
-	in, below int        // of x: elements of a row, and rows with those behind the last
+	in, below int        // of x: elements of a row, and rows up to the end of the last tile
 	factors   uint64
 	parts     int // of float16; 0: quantised
 	used      int
@@ -269,7 +269,7 @@ func (d *Engine) planRows(o *Linear) (p narrowRowsPlan, err error) {
 	return p, nil
 }
 
-// configureRows chooses the kernel of a launch with so many tiles side by side.
+// configureRows chooses the kernel of a launch with `tiles` tiles of channels.
 func (d *Engine) configureRows(o *Linear, l *narrowRowsLaunch, kernels *narrowRowsKernels, tiles int) error {
 	steps, best := float64(l.p.steps), 0.0
 	for i, rows := range narrowRowsTiles {
