@@ -114,7 +114,7 @@ struct Addends {
   }
 };
 
-// Four number i of the columns that a member gets, if each gets some.
+// With SCATTER: four columns, number i of the columns that a member gets.
 __device__ __forceinline__ float4 fourOf(const AllReduceParams& p, const float* x, int member, long long i) {
   const long long at = 4 * i, column = remainder(at, p.own);
   return *(const float4*)(x + (at - column) / p.own * p.n + (long long)member * p.own + column);
@@ -350,11 +350,12 @@ struct StatesOfFour {
   }
 };
 
-// Where four columns are that a member merges: their row and head, and the members that have states of it.
+// The place of four columns that a member merges: a row and head, and the members with states of this row and head.
 struct FourOfStates {
-  int at;                 // row * heads + head
-  int to;                 // the same in y
-  int column, begin, end; // begin, end: of the members
+  int at;         // row * heads + head
+  int to;         // row * heads of y + head in y
+  int column;     // the first of the four
+  int begin, end; // members
   __device__ __forceinline__ FourOfStates(const MergeStatesParams& p, int member, int i) {
     const int fours = p.dim / 4, groups = p.group.members / p.places;
     at = to = i / fours;
@@ -433,10 +434,10 @@ __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
   }
 }
 
-// Merges fours of many, of at most MEMBERS members. EACH of them are asked for at the same time: a load from another GPU takes a microsecond or two.
+// Merges many states of at most MEMBERS members. EACH fours are loaded at the same time: a load from another GPU takes a microsecond or two.
 template <int MEMBERS, int EACH>
 __device__ __forceinline__ void mergeFours(const MergeStatesParams& p) {
-  const int fours = foursOf(p), step = gridDim.x * EXCHANGE_THREADS; // with some steps more they are no more than an int has
+  const int fours = foursOf(p), step = gridDim.x * EXCHANGE_THREADS; // the host checks that an int holds fours and some steps more
 #pragma unroll 1
   for (int i = blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < fours; i += EACH * step) {
     StatesOfFour<MEMBERS> all[EACH];

@@ -32,18 +32,6 @@
 #include "sample_argmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// Of packed weights (megakernel_packed.cuh, which kernels for them include before).
-struct DecodePackedFeed;
-struct DecodePacked;
-struct PackedFour;
-struct PackedEight;
-template <class W> struct PackedBlocks;
-__device__ __forceinline__ bool hasMinima(const DecodeLinear&) { return false; }
-// Of layers whose weights are not packed.
-struct NoBlocks {
-  template <class... A> __device__ __forceinline__ NoBlocks(A...) {}
-};
-
 // SPLIT 2: the thread blocks are pairs, clusters of two. A tile is a pair's: each block
 // has half of its columns, and so half of x, and finishes every second tile of a group.
 // What the other one's warps have for it they store to its shared memory. All warps

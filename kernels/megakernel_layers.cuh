@@ -159,3 +159,18 @@ struct DecodeLaunch {
   DecodeEnds ends;
   DecodeTurns turns; // of what is compiled with LLAMA alone
 };
+
+#if __CUDA_ARCH__ >= 900
+// Types for packed weights: megakernel_packed.cuh has the definitions, and comes before megakernel.cuh in units of packed weights.
+struct DecodePackedFeed;
+struct DecodePacked;
+struct PackedFour;
+struct PackedEight;
+template <class W> struct PackedBlocks;
+__device__ __forceinline__ bool hasMinima(const DecodeLinear&) { return false; }
+
+// In place of PackedBlocks, for layers of 16-bit weights.
+struct NoBlocks {
+  template <class... A> __device__ __forceinline__ NoBlocks(A...) {}
+};
+#endif
