@@ -199,14 +199,10 @@ func testWindowForever(t *testing.T, at modelPlace, tokens int) {
 			t.Fatalf("a table of %d pages", cap(chat.seq.table.Pages))
 		}
 		if turn == 300 {
-			runtime.GC()
-			runtime.ReadMemStats(&before)
+			before = collected()
 		}
 	}
-	var after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	if after.HeapObjects > before.HeapObjects+1000 || after.HeapAlloc > before.HeapAlloc+1<<19 {
+	if after := collected(); after.HeapObjects > before.HeapObjects+1000 || after.HeapAlloc > before.HeapAlloc+1<<19 {
 		t.Errorf("%d bytes in %d objects behind 300 steps, %d in %d behind %d tokens", before.HeapAlloc, before.HeapObjects, after.HeapAlloc, after.HeapObjects, chat.seq.Len())
 	}
 	noError(t, chat.seq.Release())
