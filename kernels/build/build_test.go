@@ -33,7 +33,7 @@ func module(t *testing.T, sources, out, name string, change func(*pack.Manifest)
 	for _, arch := range targets {
 		images = append(images, []byte("image "+arch))
 	}
-	u := &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}, targets}
+	u := &unit{name, files, &pack.Manifest{Compiler: compiler, Options: options, Sources: pack.Sources(files)}, targets, make([]string, len(targets))}
 	if change != nil {
 		change(u.now)
 	}
@@ -112,7 +112,7 @@ func TestUnitTargets(t *testing.T) {
 // images for.
 func TestSameImages(t *testing.T) {
 	u := &unit{name: "a", targets: []string{"sm_80", "sm_90"}, now: &pack.Manifest{}}
-	old := &pack.Manifest{Images: []pack.Image{{Arch: "sm_80"}, {Arch: "sm_90"}}}
+	old := &pack.Manifest{Images: []pack.Image{{Arch: "sm_80"}, {Arch: "sm_90", PTX: pack.Sum([]byte("of 90a"))}}}
 	committed := [][]byte{[]byte("of 80"), []byte("of 90")}
 	for _, c := range []struct {
 		name           string
@@ -125,10 +125,14 @@ func TestSameImages(t *testing.T) {
 		{"left out", []string{"sm_86"}, u.targets, "of 86", "a: no image for sm_86, as its source says\n", ""},
 		{"not in the module", []string{"sm_89"}, []string{"sm_80", "sm_89"}, "of 89", "", "a has no image for sm_89"},
 		{"another", []string{"sm_90"}, u.targets, "another", "", "a for sm_90 is not what its source gives: 5 bytes, 7 now"},
+		{"PTX", []string{frontEnd}, u.targets, "of 90a", "a sm_90: the same PTX\n", ""},
+		{"other PTX", []string{frontEnd}, u.targets, "another", "", "a for sm_90: the image was assembled from PTX with SHA-256 \"" + old.Images[1].PTX + "\", its source gives " + pack.Sum([]byte("another"))},
+		{"PTX, left out", []string{frontEnd}, u.targets[:1], "of 90a", "a: no image for sm_90, as its source says\n", ""},
 	} {
 		var images [][]byte
+		u.ptx = nil
 		for image := range strings.SplitSeq(c.images, ",") {
-			images = append(images, []byte(image))
+			images, u.ptx = append(images, []byte(image)), append(u.ptx, pack.Sum([]byte(image)))
 		}
 		var said bytes.Buffer
 		b := &builder{config: &config{archs: c.archs}, stdout: &said}
@@ -176,6 +180,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-ptx", t.TempDir()}, "-ptx needs one -arch"},
 		{[]string{"-ptx", t.TempDir(), "-arch", "80,90", "-check"}, "-ptx needs one -arch"},
 		{[]string{"-ptx", t.TempDir(), "-arch", "ptx80", "-o", t.TempDir()}, "-ptx needs one -arch"},
+		{[]string{"-ptx", t.TempDir(), "-arch", "ptx80", "-check"}, "modules have no hash of compute_80"},
 		{[]string{"-unit", "none", "-o", t.TempDir()}, "none.cu"},
 		{[]string{"lean"}, "lean"},
 		{[]string{"-fast"}, "-fast"},

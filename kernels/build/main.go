@@ -5,7 +5,8 @@
 //	go -C kernels/build run .            build what changed, into kernels/modules
 //	go -C kernels/build run . -check     are the modules of these sources? No compiler is needed.
 //	go -C kernels/build run . -check -a  compile everything again and compare
-//	go -C kernels/build run . -check -a -arch 90 -ptx /tmp/ptx    compare one image of each unit, and keep its PTX
+//	go -C kernels/build run . -check -a -arch 80 -ptx /tmp/ptx    compare one image of each unit, and keep its PTX
+//	go -C kernels/build run . -check -a -arch ptx90a -ptx /tmp/ptx    compare hashes of PTX alone, which takes half the time
 //	go -C kernels/build run . -v -unit lean -arch 90 -o /tmp/modules
 package main
 
@@ -96,14 +97,17 @@ func run(args []string, stdout io.Writer) error {
 		} else if !slices.Contains(targets, arch) {
 			return fmt.Errorf("-arch %s: there are %s", a, strings.Join(targets, ", "))
 		}
+		if c.check && arch != frontEnd && !slices.Contains(targets, arch) {
+			return fmt.Errorf("-check -arch %s: modules have no hash of %s, only of %s", a, arch, frontEnd)
+		}
 		c.archs = append(c.archs, arch)
 	}
 	// A part of the modules would pass for all of them.
 	if len(c.archs) > 0 && c.out == "" && !c.check {
 		return errors.New("-arch needs a directory, -o")
 	}
-	if c.ptx != "" && (len(c.archs) != 1 || virtual(c.archs[0])) {
-		return errors.New("-ptx needs one -arch, which is no PTX itself: use -raw for that")
+	if c.ptx != "" && (len(c.archs) != 1 || virtual(c.archs[0]) && !c.check) {
+		return errors.New("-ptx needs one -arch, which is PTX itself with -check alone: use -raw for that")
 	}
 	if c.out == "" {
 		c.out = "../modules"
