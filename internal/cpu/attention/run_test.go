@@ -72,7 +72,7 @@ func TestRunScoreMods(t *testing.T) {
 	for i := range n {
 		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
 		if i%4 == 0 { // several blocks; edges overlap or not
-			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
+			s = cputest.Long(t, rng, s, 200, 300)
 		}
 		if rng.IntN(3) == 0 {
 			s = reftest.RandomSinkTokens(rng, s)

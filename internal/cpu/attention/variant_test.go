@@ -23,7 +23,7 @@ func TestVariants(t *testing.T) {
 		for range cputest.Cases(t, 4, 12) {
 			s := reftest.RandomShape(rng)
 			if rng.IntN(3) == 0 {
-				s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
+				s = cputest.Long(t, rng, s, 200, 300)
 			}
 			if rng.IntN(3) == 0 {
 				s.Causal, s.SoftCap = rng.IntN(2) == 0, []float64{0, 30}[rng.IntN(2)]

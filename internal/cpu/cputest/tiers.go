@@ -3,6 +3,7 @@ package cputest
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -19,6 +20,19 @@ func Cases(t testing.TB, few, every int) int {
 		few = max(1, few/2)
 	}
 	return reftest.Cases(t, few, every)
+}
+
+// Long returns s with one sequence, of up to the numbers of queries and keys. If a slow test runs a few cases, the sequence has so few
+// queries that the float64 reference takes less than a second: a sequence of the widest shape takes 6 s.
+func Long(t testing.TB, rng *rand.Rand, s reftest.Shape, queries, keys int) reftest.Shape {
+	t.Helper()
+	keys = rng.IntN(keys)
+	if !reftest.Every(t) {
+		const most = 1 << 26 // products
+		queries = min(queries, 1+most/((1+keys)*s.Heads*(s.Dim+s.ValueDim)))
+	}
+	s.Queries, s.Keys = []int{1 + rng.IntN(queries)}, []int{keys}
+	return s
 }
 
 // A Tier is an instruction set that kernels exist for: a cpu.Tier.

@@ -22,7 +22,7 @@ func TestBackwardGradDropout(t *testing.T) {
 			s = reftest.RandomScoreMods(rng, s)
 		}
 		if i%5 == 0 {
-			s.Queries, s.Keys = []int{1 + rng.IntN(300)}, []int{rng.IntN(600)}
+			s = cputest.Long(t, rng, s, 300, 600)
 		}
 		verifyBackwardSomehow(t, rng, s, i%4 < 2)
 	}
