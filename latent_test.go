@@ -29,7 +29,7 @@ func TestLatent(t *testing.T) {
 	rng := reftest.Rand(t)
 	long := 70
 	if reftest.RaceEnabled {
-		long = 25
+		long = 12
 	}
 	for turn, pageSize := range []int{1, 3, 16, 64} {
 		for i, storage := range cacheTypes {

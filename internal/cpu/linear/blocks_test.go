@@ -112,6 +112,9 @@ func TestBlocksExact(t *testing.T) {
 	for _, f := range blockFormats() {
 		for _, in := range blockWidths(f) {
 			for _, rows := range []int{1, 2, 3, 4, 5, 9, 130} {
+				if reftest.RaceEnabled && rng.IntN(3) > 0 {
+					continue
+				}
 				c, decoded := newBlockCase(t, rng, f, rows, in, []int{1, 3, 5, 30, 67}[rng.IntN(5)])
 				c.RoundX = f == weight.E4M3 && rows%2 == 0 // which rounds nothing
 				c.run(t, cpu.Default())
@@ -164,6 +167,9 @@ func TestBlocksRounded(t *testing.T) {
 	for _, f := range roundingFormats() {
 		for _, in := range blockWidths(f) {
 			for _, rows := range []int{1, 2, 3, 4, 5, 7, 8, 9, 130} {
+				if reftest.RaceEnabled && rng.IntN(3) > 0 {
+					continue
+				}
 				c, _ := newBlockCase(t, rng, f, rows, in, []int{1, 2, 3, 5, 11, 16, 30, 67}[rng.IntN(8)])
 				c.RoundX = true
 				integersIn(rng, c.X, in)
