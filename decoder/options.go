@@ -54,8 +54,9 @@ type Options struct {
 	//     not be cut while an engine is open.
 	//   - On the CPU, matrices of a folder by GPTQ, by AWQ or in FP8 keep their numbers, scales and zeros.
 	//   - On GPUs, matrices of all formats keep their numbers, too. On compute capability 9.0, a step of one or two texts is one
-	//     launch. Launches of their own have matrices of Q4_K, Q5_K and Q6_K, matrices with an order of columns (desc_act), and groups
-	//     of more than 128 columns. As leanattention.Float16 such matrices take more memory, and are a part of the one launch.
+	//     launch. Matrices of Q4_K, Q5_K and Q6_K, matrices with an order of columns (desc_act), and matrices with groups of more than
+	//     128 columns have launches of their own. As leanattention.Float16, such matrices take more memory, and are a part of the one
+	//     launch.
 	//   - Matrices with an adapter, those that latent attention splits, and columns that several GPUs or ranks cannot divide into whole
 	//     blocks become float16.
 	//

@@ -31,9 +31,6 @@ func TestRanks(t *testing.T) {
 		rankstest.Write(t, ranksTexts(t))
 		return
 	}
-	if reftest.RaceEnabled {
-		t.Skip("processes execute kernels, each in one goroutine")
-	}
 	one := rankstest.Run(t, 1, []string{rankGPUs + "=1"})
 	if one[0].Err != nil || len(one[0].Text) < 60 {
 		t.Fatalf("%v: %s\n%s", one[0].Err, one[0].Text, one[0].Output)

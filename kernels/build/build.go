@@ -258,8 +258,8 @@ func (b *builder) compare(u *unit) error {
 	return b.same(u, old, committed, images)
 }
 
-// same fails if a compiled image is not the committed one, or if the committed one for 9.0 is of other PTX. An
-// architecture that the unit's source leaves out was compiled for its PTX alone.
+// same fails if a compiled image differs from the committed one. For frontEnd, same fails if the committed image for 9.0
+// was assembled from other PTX. An architecture that the unit's source leaves out was compiled for its PTX alone.
 func (b *builder) same(u *unit, old *pack.Manifest, committed, images [][]byte) error {
 	for i, arch := range b.archsOr(u.targets) {
 		of := arch
@@ -414,5 +414,6 @@ func whole(arch string) string {
 	return arch
 }
 
-// frontEnd is what is compiled to compare the PTX of 9.0 alone, by its hash: the assembler takes as long again.
+// frontEnd is the architecture of a check that compares the PTX of 9.0 with its hash, and assembles nothing. The assembler takes as long as the rest
+// of a compilation.
 const frontEnd = "compute_90a"

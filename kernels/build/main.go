@@ -107,7 +107,7 @@ func run(args []string, stdout io.Writer) error {
 		return errors.New("-arch needs a directory, -o")
 	}
 	if c.ptx != "" && (len(c.archs) != 1 || virtual(c.archs[0]) && !c.check) {
-		return errors.New("-ptx needs one -arch, which is PTX itself with -check alone: use -raw for that")
+		return errors.New("-ptx needs one -arch: that of a cubin, or with -check ptx90a; -raw writes other PTX")
 	}
 	if c.out == "" {
 		c.out = "../modules"

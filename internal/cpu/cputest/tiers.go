@@ -22,8 +22,8 @@ func Cases(t testing.TB, few, every int) int {
 	return reftest.Cases(t, few, every)
 }
 
-// Long returns s with one sequence, of up to the numbers of queries and keys. If a slow test runs a few cases, the sequence has so few
-// queries that the float64 reference takes less than a second: a sequence of the widest shape takes 6 s.
+// Long returns s with one sequence of random length: at most `queries` queries, and fewer than `keys` keys. Unless slow tests run all
+// cases, the number of queries is bounded, so that the float64 reference of the widest shape takes less than a second, not 6 s.
 func Long(t testing.TB, rng *rand.Rand, s reftest.Shape, queries, keys int) reftest.Shape {
 	t.Helper()
 	keys = rng.IntN(keys)

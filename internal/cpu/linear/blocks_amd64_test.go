@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/weight"
 )
 
@@ -21,9 +20,6 @@ func init() {
 
 // TestBlocksWithoutVNNI: processors that have AVX-512 without VNNI compute with the kernels for AVX2.
 func TestBlocksWithoutVNNI(t *testing.T) {
-	if reftest.RaceEnabled {
-		t.Skip("these kernels are assembly, which the race detector does not see")
-	}
 	was := linearTiers[cpu.InUse()]
 	if cpu.InUse() < cpu.TierAVX512 || was.blocks == &blocksWithoutVNNI {
 		t.Skip("this tier has no AVX-512, or the other tests have run with the kernels for AVX2")

@@ -50,7 +50,7 @@ type Image struct {
 	Arch   string `json:"arch"` // sm_90: a cubin, compute_90: PTX
 	Size   int    `json:"size"` // bytes
 	SHA256 string `json:"sha256"`
-	PTX    string `json:"ptx,omitempty"` // SHA-256 of the PTX of a cubin, if the cubin is for GPUs of one architecture alone
+	PTX    string `json:"ptx,omitempty"` // SHA-256 of the PTX that a cubin for 9.0 was assembled from
 }
 
 // Target splits the architecture: 10*major + minor of the compute capability,
