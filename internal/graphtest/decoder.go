@@ -198,8 +198,7 @@ func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
 	if d.Rotary == nil {
 		return
 	}
-	c := *d.Rotary
-	c.HeadDim = d.Cache.Config().HeadDim
+	c := d.turning()
 	for _, p := range parts {
 		for i := range p.Tokens {
 			for range heads {
@@ -208,6 +207,50 @@ func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
 			}
 		}
 	}
+}
+
+// turning returns the rotary embedding of the cache's heads.
+func (d *Decoder) turning() rope.Config {
+	c := *d.Rotary
+	c.HeadDim = d.Cache.Config().HeadDim
+	return c
+}
+
+// mayRound reports whether a rotated key is so near to the middle of two numbers of 8 or 4 bits that a GPU, whose cosines have other last
+// bits, may store the other one. The reference has no bound for such a key.
+func (d *Decoder) mayRound(row []float64, store func([]float64)) bool {
+	if c := d.Cache.Config(); d.GPU == nil || d.Rotary == nil || c.ValuesInKeys || !slices.Contains([]tensor.Dtype{la.E4M3, tensor.Int8, la.Q4}, c.DType) {
+		return false
+	}
+	stored := slices.Clone(row)
+	store(stored)
+	for _, sign := range []float64{-1, 1} {
+		other := slices.Clone(row)
+		for block := range slices.Chunk(other, 32) {
+			off := sign * 0x1p-19 * largest(block)
+			for i := range block {
+				block[i] += off
+			}
+		}
+		store(other)
+		for i := 0; i < len(other); i += 32 {
+			block := stored[i:min(i+32, len(stored))]
+			for j, x := range block {
+				if math.Abs(other[i+j]-x) > 0x1p-16*largest(block) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// largest returns the largest magnitude of some numbers.
+func largest(of []float64) (most float64) {
+	for _, x := range of {
+		most = max(most, math.Abs(x))
+	}
+	return most
 }
 
 // RandomRotary returns a rotary embedding for heads of dim elements. dim is at least 2.
@@ -374,9 +417,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 				c.Q[i] /= 32
 			}
 		}
-		k := d.history(c.K, l, 0, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
-			d.turn(t, x, cfg.KVHeads, []Appended{p})
-		})
+		k := d.history(t, rng, c.K, l, 0, parts, func(s *Stored) []float64 { return s.K[l] })
 		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
 		Let(t, d.K[l], d.rows(k, cfg.KVHeads*cfg.HeadDim))
 		if cfg.ValuesInKeys {
@@ -384,7 +425,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 				copy(c.V[i*cfg.ValueDim:][:cfg.ValueDim], c.K[i*cfg.HeadDim:])
 			}
 		} else {
-			v := d.history(c.V, l, 1, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
+			v := d.history(t, rng, c.V, l, 1, parts, func(s *Stored) []float64 { return s.V[l] })
 			Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
 		}
 		u.Cases = append(u.Cases, c)
@@ -394,7 +435,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 
 // history writes the cache's content into the rows of earlier tokens, and rotates and rounds the rows of new
 // tokens as the cache does. It returns the new rows as they were before. what is 0 for keys and 1 for values.
-func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
+func (d *Decoder) history(t testing.TB, rng *rand.Rand, all []float64, layer, what int, parts []Appended, old func(*Stored) []float64) (fresh []float64) {
 	c := d.Cache.Config()
 	dim := []int{c.HeadDim, c.ValueDim}[what]
 	width := c.KVHeads * dim
@@ -402,10 +443,12 @@ func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old 
 		n := copy(all, old(p.To))
 		x := all[n : n+p.Tokens*width]
 		fresh = append(fresh, x...)
-		turn(x, p)
+		if what == 0 {
+			d.turn(t, x, c.KVHeads, []Appended{p})
+		}
 		for i := range len(x) / dim {
 			row, token, head := x[i*dim:][:dim], p.To.Seq.Len()+i/c.KVHeads, i%c.KVHeads
-			d.store(row, layer, what == 0, func(e reftest.Eight) float64 {
+			scale := func(row []float64, e reftest.Eight) float64 {
 				switch c.Scales {
 				case la.ScalesByHead:
 					if given := [][]float32{c.KeyScales, c.ValueScales}[what]; given != nil {
@@ -420,7 +463,21 @@ func (d *Decoder) history(all []float64, layer, what int, parts []Appended, old 
 					return *of
 				}
 				return e.Scale(row)
-			})
+			}
+			store := func(row []float64) {
+				d.store(row, layer, what == 0, func(e reftest.Eight) float64 { return scale(row, e) })
+			}
+			if what == 0 {
+				given := fresh[len(fresh)-len(x):][i*dim:][:dim]
+				for d.mayRound(row, store) {
+					for j := range given {
+						given[j] = Format(d.Query).Round(given[j] * (1 + rng.Float64()/8))
+					}
+					copy(row, given)
+					Turn(t, row, d.turning(), p.position(i/c.KVHeads), Format(d.Query))
+				}
+			}
+			store(row)
 		}
 		all = all[n+len(x):]
 	}

@@ -95,7 +95,8 @@ func testSpread(t *testing.T, m *machine, n int, o options) {
 		case older || !of.on():
 			rest++
 		}
-		if any := plan.form.kernel.unit == anyUnit; !any && plan.form.spread.width < max(s.Dim, s.ValueDim) && !plan.form.kernel.packed || older && !any {
+		kernel := plan.form.kernel
+		if any := kernel.unit == anyUnit; !any && plan.form.spread.width < max(s.Dim, s.ValueDim) && kernel.unit != packedUnit(kernel.kv) || older && !any {
 			t.Fatalf("%v: %+v, %v", p, plan.form.spread, plan.form.kernel.entries)
 		}
 		if plan.form.prefill.first() != nil {
