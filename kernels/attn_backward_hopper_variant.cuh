@@ -109,15 +109,17 @@ template <HopperChange CHANGE> struct HopperFew : BackwardScored {
             B::storeShared(at(j, h / 2), shortsOf(__fmaf_rn(-y, y, 1.f), __fmaf_rn(-z, z, 1.f)));
           }
         } else {
-#pragma unroll
-          for (int h = 0; h < 4; h++) x[j][h] = __fmaf_rn(x[j][h], p.scale, -of[h % 2 * 2]);
-        }
-        if constexpr (CHANGE == HOPPER_BIAS) {
-          if (j % 2 == 0) loadMatrixTransposed(bias, tile + j / 8 * (B::KEYS * 128) + j % 8 * 256);
+          if constexpr (CHANGE == HOPPER_BIAS) {
+            if (j % 2 == 0) loadMatrixTransposed(bias, tile + j / 8 * (B::KEYS * 128) + j % 8 * 256);
+          }
 #pragma unroll
           for (int h = 0; h < 4; h++) {
-            const u32 two = bias[j % 2 * 2 + h / 2];
-            x[j][h] = __fmaf_rn(h % 2 ? B::Operand::high(two) : B::Operand::low(two), score.biasFactor, x[j][h]);
+            float add = -of[h % 2 * 2];
+            if constexpr (CHANGE == HOPPER_BIAS) { // first: a hidden score may exceed the log-sum-exp by Inf, and Inf - Inf would be NaN
+              const u32 two = bias[j % 2 * 2 + h / 2];
+              add = __fmaf_rn(h % 2 ? B::Operand::high(two) : B::Operand::low(two), score.biasFactor, add);
+            }
+            x[j][h] = __fmaf_rn(x[j][h], p.scale, add);
           }
         }
         if (slopes) {

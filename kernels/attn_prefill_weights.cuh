@@ -59,7 +59,7 @@ template <class R, int KEYS, bool EVERY, bool TOGETHER> struct PrefillWeights : 
       const float reference = most > limit[h] ? fmaxf(top[h], most) : top[h];
       minus = refer<h>(reference);
       const bool large = __any_sync(~0u, fabsf(minus - Math::lift) > Softmax::LARGE);
-      if (large) minus = takeOff<h>(s, reference);
+      if (large) minus = takeOff<h>(s, reference), base[h] = fmaxf(base[h], -0x1.fffffep127f); // a step whose scores are all hidden keeps base: -Inf + Inf would be NaN
       top[h] = reference, sum[h] *= shrink[h];
       limit[h] = large || reference == -LEAN_INF ? -LEAN_INF : reference + __fdividef(SLACK, scale[h]);
     }

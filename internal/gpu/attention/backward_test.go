@@ -300,6 +300,25 @@ func testBackwardScores(t *testing.T, m *machine, n, work, longest int) {
 		}
 		m.testBackwardCase(t, rng, s, gpu.Halves[rng.IntN(2)])
 	}
+	// A bias of -Inf hides scores that exceed the log-sum-exp by more than the largest float32 number.
+	for i := range 4 {
+		opposed := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64 << (i / 2), Queries: []int{20}, Keys: []int{24}}
+		opposed.ValueDim = opposed.Dim
+		opposed = reftest.RandomBias(rng, opposed, 24)
+		for j := range opposed.Bias.X {
+			if rng.IntN(10) > 0 {
+				opposed.Bias.X[j] = math.Inf(-1)
+			}
+		}
+		b := m.newBackward(t, rng, opposed, reftest.Huge, gpu.Halves[i%2], costs{out: true}, 1)
+		for slices.Max(b.K) < 1 || slices.Min(b.K) > -1 {
+			b.close(t)
+			b = m.newBackward(t, rng, opposed, reftest.Huge, gpu.Halves[i%2], costs{out: true}, 1)
+		}
+		m.runBackward(t, b)
+		b.check(t)
+		b.close(t)
+	}
 	// Kept weights of float16 have the factor 1000.
 	few := reftest.Shape{Heads: 8, KVHeads: 8, Dim: 64, ValueDim: 64, Queries: []int{300}, Keys: []int{2}, Dropout: .999, Seed: rng.Int64() | 1}
 	b := m.newBackward(t, rng, few, reftest.Normal, attn.Float16, costs{out: true}, 1)

@@ -54,7 +54,9 @@ func TestEmulatedPrefill(t *testing.T) {
 
 // Prefill kernels with masks and score modifications.
 func TestEmulatedPrefillScores(t *testing.T) {
-	testPrefill(t, emulatedGPU(t, 5), takePrefill, reftest.Cases(t, 2, 40), 300, true)
+	m := emulatedGPU(t, 5)
+	testPrefill(t, m, takePrefill, reftest.Cases(t, 2, 40), 300, true)
+	testHiddenSteps(t, m)
 }
 
 func TestEmulatedMixed(t *testing.T) {

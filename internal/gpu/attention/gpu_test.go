@@ -66,7 +66,9 @@ func TestGPUPrefill(t *testing.T) {
 }
 
 func TestGPUPrefillScores(t *testing.T) {
-	testPrefill(t, realGPU(t), takePrefill, enginetest.OrShort(400, 40), enginetest.OrShort(3000, 500), true)
+	m := realGPU(t)
+	testPrefill(t, m, takePrefill, enginetest.OrShort(400, 40), enginetest.OrShort(3000, 500), true)
+	testHiddenSteps(t, m)
 }
 
 func TestGPUMixed(t *testing.T) {

@@ -45,6 +45,7 @@ func TestGPUPrefillMma(t *testing.T) {
 		testPrefill(t, m, takePrefill, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), scored)
 	}
 	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
+	testHiddenSteps(t, m)
 }
 
 func TestGPUPrefillMmaInstead(t *testing.T) {

@@ -92,6 +92,33 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 	noError(t, plan.Close())
 }
 
+// testHiddenSteps runs prompts whose scores are all near the lowest float32 number, with a window that hides whole steps of keys from a
+// warp's rows: the window's keys come first, and the hidden ones next.
+func testHiddenSteps(t *testing.T, m *machine) {
+	m.engine.choice = takePrefill
+	defer func() { m.engine.choice = takeFastest }()
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	for i := range 8 {
+		s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64 << (i / 2 % 2), Queries: []int{20}, Keys: []int{127}, Mask: attn.Mask{Causal: i >= 4, Window: 17}}
+		s.ValueDim = s.Dim
+		p := m.newProblem(t, rng, reftest.Huge, options{shape: &s, kv: gpu.Halves[i%2], dense: true})
+		for slices.Max(p.K) > 0 {
+			p.close(t)
+			p = m.newProblem(t, rng, reftest.Huge, options{shape: &s, kv: gpu.Halves[i%2], dense: true})
+		}
+		m.run(t, plan, p)
+		if plan.form.prefill.first() == nil {
+			t.Errorf("%v: not by a prefill kernel", p)
+		}
+		if p.check(t); t.Failed() {
+			t.Fatalf("case %d: %v", i, p)
+		}
+		p.close(t)
+	}
+	noError(t, plan.Close())
+}
+
 // runsBeside reports whether steps use both kinds of kernels.
 func (m *machine) runsBeside() bool {
 	return slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.parts > 0 && k.runsBeside() })
