@@ -51,6 +51,9 @@ func (v *Device) Module(name string, image func() ([]byte, error)) (*Module, err
 	return m, nil
 }
 
+// Device returns the device on which the module is loaded.
+func (m *Module) Device() *Device { return m.dev }
+
 // Function is a kernel.
 type Function struct {
 	module *Module

@@ -13,12 +13,12 @@ func Module(dev *cuda.Device, unit string) (*cuda.Module, error) {
 	return dev.Module(unit, func() ([]byte, error) { return Image(unit, dev.Info().Capability) })
 }
 
-// WithShared is a kernel whose thread blocks may have all of the shared memory that there
-// is for one. It has no static shared memory.
-func WithShared(m *cuda.Module, info *cuda.Info, name string) (*cuda.Function, error) {
+// WithShared returns a kernel whose thread blocks may have all shared memory that the device has for a block. The kernel has no static
+// shared memory.
+func WithShared(m *cuda.Module, name string) (*cuda.Function, error) {
 	f, err := m.Function(name)
 	if err != nil {
 		return nil, err
 	}
-	return f, f.SetDynamicShared(info.SharedPerBlockMost)
+	return f, f.SetDynamicShared(m.Device().Info().SharedPerBlockMost)
 }

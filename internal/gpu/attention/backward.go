@@ -237,7 +237,7 @@ func (b *Backward) load() (err error) {
 	if b.kernel.groups {
 		return b.loadGroups(backwardHopperUnit, "backward_hopper")
 	}
-	b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_%s_%d", gpu.Name(b.kv), b.kernel.dim))
+	b.function, err = gpu.WithShared(m, fmt.Sprintf("backward_%s_%d", gpu.Name(b.kv), b.kernel.dim))
 	return err
 }
 
@@ -253,7 +253,7 @@ func (b *Backward) loadGroups(unit, name string) error {
 		return err
 	}
 	function := func(name string) (*cuda.Function, error) {
-		return gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, gpu.Name(b.kv), b.kernel.dim))
+		return gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", name, gpu.Name(b.kv), b.kernel.dim))
 	}
 	if b.kernel.scored {
 		switch backwardProblem(&b.shape, b.kv).Features() & backwardManyFeatures {

@@ -55,7 +55,7 @@ func (b *Backward) loadScored() error {
 	if b.kernel.groups {
 		err = b.loadGroups(backwardHopperScoredUnit, "backward_hopper_scored")
 	} else if b.shape.Variant == nil {
-		b.function, err = gpu.WithShared(m, &e.info, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim))
+		b.function, err = gpu.WithShared(m, fmt.Sprintf("backward_scored_%s_%d", element, b.kernel.dim))
 	}
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (b *Backward) loadScored() error {
 			}
 			name = "backward_again"
 		}
-		if b.biasFunction, err = gpu.WithShared(m, &e.info, fmt.Sprintf("%s_%s_%d", name, element, b.kernel.dim)); err != nil {
+		if b.biasFunction, err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", name, element, b.kernel.dim)); err != nil {
 			return err
 		}
 	}
@@ -230,7 +230,7 @@ func (b *Backward) dropoutFunction(dim int) (*cuda.Function, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gpu.WithShared(m, &e.info, fmt.Sprintf("dropout_%s_%d", gpu.Name(b.kv), dim))
+	return gpu.WithShared(m, fmt.Sprintf("dropout_%s_%d", gpu.Name(b.kv), dim))
 }
 
 // Forward queues the attention, with dropout or without, after the table has been copied to the workspace.

@@ -73,7 +73,7 @@ func (e *Engine) load(k *kernel) error {
 	functions := make([]*cuda.Function, len(k.entries))
 	for i, entry := range k.entries {
 		if k.family.shared {
-			functions[i], err = gpu.WithShared(m, &e.info, entry)
+			functions[i], err = gpu.WithShared(m, entry)
 		} else {
 			functions[i], err = m.Function(entry)
 		}

@@ -322,7 +322,7 @@ func (c *compiled) get(e *Engine, op string, k *kernel, source string, names []s
 	made := *k
 	made.line, made.entries = k, names[:1]
 	for _, name := range names {
-		f, err := gpu.WithShared(m, &e.info, name)
+		f, err := gpu.WithShared(m, name)
 		if err != nil {
 			return nil, err
 		}

@@ -74,7 +74,7 @@ func (d *Engine) loadGated(k *gatedKernels) error {
 		return err
 	}
 	return withKernels(func(f weight.Format) (err error) {
-		if k.gemv[f], err = gpu.WithShared(m, &d.info, gatedPrefix+"linear_"+f.Kernels()); err != nil {
+		if k.gemv[f], err = gpu.WithShared(m, gatedPrefix+"linear_"+f.Kernels()); err != nil {
 			return err
 		}
 		if d.gemm[f] != nil {

@@ -111,7 +111,7 @@ func (d *Engine) loadTiled(m *cuda.Module, prefix string, of weight.Format, part
 		suffix = "_rounded"
 	}
 	for i := range gemmRows {
-		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, of.Kernels(), gemmRows[i], suffix))
+		f, err := gpu.WithShared(m, fmt.Sprintf("%s%s_%d%s", prefix, of.Kernels(), gemmRows[i], suffix))
 		if err != nil {
 			return nil, err
 		}

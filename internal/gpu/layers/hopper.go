@@ -101,7 +101,7 @@ func (d *Engine) hopperOf(t attn.DType) (*hopperKernels, error) {
 			return err
 		}
 		for layout, end := range hopperLayouts[t] {
-			if k.product[layout], err = gpu.WithShared(m, &d.info, "hopper_"+name+"_"+end); err != nil {
+			if k.product[layout], err = gpu.WithShared(m, "hopper_"+name+"_"+end); err != nil {
 				return err
 			}
 		}

@@ -104,7 +104,7 @@ func New(dev *cuda.Device) (*Engine, error) {
 		return nil, err
 	}
 	err = withKernels(func(f weight.Format) (err error) {
-		d.gemv[f], err = gpu.WithShared(m, &d.info, "linear_"+f.Kernels())
+		d.gemv[f], err = gpu.WithShared(m, "linear_"+f.Kernels())
 		return err
 	})
 	if err != nil {

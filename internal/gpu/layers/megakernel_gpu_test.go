@@ -507,9 +507,6 @@ func TestGPUMegakernelRepeats(t *testing.T) {
 func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest int, linear, llama bool) {
 	rng := reftest.Rand(t)
 	defer d.withoutSkinny()()
-	if llama {
-		d.hasShape(llamaShape, false) // kernels may have all shared memory that there is when they are loaded
-	}
 	shared := d.info.SharedPerBlockMost
 	defer func() { d.info.SharedPerBlockMost = shared }()
 	start := rng.IntN(24) // few cases are others every time

@@ -208,14 +208,14 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks, packed bool) error {
 			if !slices.Contains(dims, dim) {
 				continue
 			}
-			if functions.blocks[of][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
+			if functions.blocks[of][j], err = gpu.WithShared(m, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
 			}
 		}
 		if packed {
 			return nil
 		}
-		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d_pairs", name, pairsDim))
+		f, err := gpu.WithShared(m, fmt.Sprintf("%s_%d_pairs", name, pairsDim))
 		if err != nil {
 			return err
 		}

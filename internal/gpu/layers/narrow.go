@@ -94,7 +94,7 @@ func (d *Engine) narrowOf() (*narrowKernels, error) {
 		for _, of := range narrowElements {
 			k.of[of] = new([len(narrowColumns)]*cuda.Function)
 			for i, n := range narrowColumns {
-				if k.of[of][i], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_%d", unit, of, n)); err != nil {
+				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", unit, of, n)); err != nil {
 					return err
 				}
 			}

@@ -63,7 +63,7 @@ func (d *Engine) narrowRowsOf() (map[string]*narrowRowsKernels, error) {
 			k := new(narrowRowsKernels)
 			all[of] = k
 			for j, rows := range narrowRowsTiles {
-				if k.tiles[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_%d", narrowRowsUnit, of, rows)); err != nil {
+				if k.tiles[j], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", narrowRowsUnit, of, rows)); err != nil {
 					return err
 				}
 			}
@@ -73,7 +73,7 @@ func (d *Engine) narrowRowsOf() (map[string]*narrowRowsKernels, error) {
 			if k.operands, err = m.Function(narrowRowsUnit + "_operands_" + of); err != nil {
 				return err
 			}
-			if k.gated, err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_gated", narrowRowsUnit, of)); err != nil {
+			if k.gated, err = gpu.WithShared(m, fmt.Sprintf("%s_%s_gated", narrowRowsUnit, of)); err != nil {
 				return err
 			}
 		}

@@ -50,7 +50,7 @@ func (d *Engine) superOf(all *narrowKernels) (*narrowKernels, error) {
 				if !d.hasSuper(n) {
 					continue
 				}
-				if k.of[of][i], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%s_%d", narrowSuperUnit, of, n)); err != nil {
+				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", narrowSuperUnit, of, n)); err != nil {
 					return err
 				}
 			}

@@ -65,7 +65,7 @@ func (d *Engine) persistentOf(of weight.Format, gates bool) (*persistentKernels,
 		}
 		for i, columns := range persistentColumns {
 			for parts, suffix := range [...]string{"_rounded", ""} {
-				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%sgemm_%s_%d%s", prefix, of.Kernels(), columns, suffix)); err != nil {
+				if k[i][parts], err = gpu.WithShared(m, fmt.Sprintf("%sgemm_%s_%d%s", prefix, of.Kernels(), columns, suffix)); err != nil {
 					return err
 				}
 			}

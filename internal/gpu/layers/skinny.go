@@ -100,7 +100,7 @@ func (d *Engine) loadSkinny(m *cuda.Module, prefix string, of weight.Format, par
 			if parts == 1 {
 				suffix += "_rounded"
 			}
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, of.Kernels(), skinnyKinds[i].rows, suffix))
+			f, err := gpu.WithShared(m, fmt.Sprintf("%sbatch_%s_%d%s", prefix, of.Kernels(), skinnyKinds[i].rows, suffix))
 			if err != nil {
 				return nil, err
 			}
