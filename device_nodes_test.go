@@ -282,7 +282,8 @@ func testDeviceShared(t *testing.T, gpu *device.GPU) {
 	if _, err := nodes[1].Value().(*device.Tensor).Download(); err != nil {
 		t.Errorf("a value that is kept: %v", err)
 	}
-	if _, _, more := run(24, true); more > few || few > all/2 {
+	// Buffers that earlier tests left count for the first run, so the figures of equal needs differ by some buffers.
+	if _, _, more := run(24, true); max(few, more) > all/4 {
 		t.Errorf("12 layers take %d bytes, with shared memory %d, and 24 layers %d", all, few, more)
 	}
 	g := G.NewGraph()

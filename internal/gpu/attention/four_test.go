@@ -204,8 +204,8 @@ func testFour(t *testing.T, m *machine, count, longest int, scored bool) {
 
 func TestGPUFour(t *testing.T) {
 	m := realGPU(t)
-	testFour(t, m, enginetest.OrShort(200, 60), enginetest.OrShort(5000, 500), false)
-	testFour(t, m, enginetest.OrShort(150, 60), enginetest.OrShort(5000, 500), true)
+	testFour(t, m, enginetest.OrShort(120, 60), enginetest.OrShort(3000, 500), false)
+	testFour(t, m, enginetest.OrShort(90, 60), enginetest.OrShort(3000, 500), true)
 }
 
 // four checks launches for 4 bits.
