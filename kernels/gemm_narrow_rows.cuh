@@ -101,7 +101,7 @@ struct RowsInt8 : MultiplyInt8 {
   using Sum = int;
   static constexpr bool EXACT = true, GROUPED = false, zeros = false;
   static constexpr int WIDE = 128, CHUNKS = 4, FLUSH = 0;
-  static constexpr float most = 127.f, least = 0x1p-110f, factor = 1.f;
+  static constexpr float most = 127.f, least = 0x1p-80f, factor = 1.f;
   __device__ static __forceinline__ u32 byteOf(float v) { return (u32)__float2int_rn(v) & 0xff; }
   __device__ static __forceinline__ u32 two(float a, float b) { return byteOf(a) | byteOf(b) << 8; }
   __device__ static __forceinline__ void decode(u32 (&a)[4][4], const uint4& w, int chunk, const u32 (&)[2][2], u32) {
@@ -114,7 +114,7 @@ struct RowsE4M3 : MultiplyE4M3 {
   using Sum = float;
   static constexpr bool EXACT = false, GROUPED = false, zeros = false;
   static constexpr int WIDE = 64, CHUNKS = 4, FLUSH = 1;
-  static constexpr float most = 448.f, least = 0x1p-110f, factor = 0x1p-8f; // scales are for numbers times 2^-8
+  static constexpr float most = 448.f, least = 0x1p-80f, factor = 0x1p-8f; // scales are for numbers times 2^-8
   __device__ static __forceinline__ u32 two(float a, float b) {
 #if __CUDA_ARCH__ >= 900
     u16 r;
@@ -209,11 +209,18 @@ template <class D> __device__ __forceinline__ void narrowRowOperands(const Narro
   const bool finite = __float_as_uint(largest) < 0x7f800000, some = finite && largest >= D::least;
   const float scale = some ? __fdiv_rn(largest, D::most) : 0.f;
   if (threadIdx.x == 0) p.factors[blockIdx.x] = finite ? scale : __int_as_float(0x7fffffff);
+  // v / scale. Quotients of 2^-10 and more are rounded correctly (P. Markstein, IBM Journal of Research and Development 34, 1990, p. 111), and
+  // smaller quotients become 0 in 8 bits. The remainder is exact, since the scale is above 2^-90.
+  const float inverse = some ? __frcp_rn(scale) : 0.f;
+  const auto quotient = [&](float v) {
+    const float q = __fmul_rn(v, inverse);
+    return __fmaf_rn(__fmaf_rn(-q, scale, v), inverse, q);
+  };
   char* const to = p.bytes + (long long)blockIdx.x * p.wide;
   const bool upper = threadIdx.x & 2; // columns 8 to 15 of their 16
   each([&](int i, const float4& v) {
     u32 low = 0, high = 0;
-    if (some) low = D::two(__fdiv_rn(v.x, scale), __fdiv_rn(v.y, scale)), high = D::two(__fdiv_rn(v.z, scale), __fdiv_rn(v.w, scale));
+    if (some) low = D::two(quotient(v.x), quotient(v.y)), high = D::two(quotient(v.z), quotient(v.w));
     const u32 other = __shfl_xor_sync(~0u, upper ? low : high, 2);
     if (i < p.wide) *(u32*)(to + i / 16 * 16 + (i % 8 / 2 + upper) * 4) = upper ? other | high << 16 : low | other << 16;
   });
@@ -228,6 +235,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
   static constexpr int WIDE = D::WIDE, BESIDE = N / WIDE, PIECES = SETS * BESIDE, EIGHTS = WIDE / 8;
   static constexpr int WEIGHTS = CHUNKS * NARROW_ROWS_STRIPS * NARROW_CHUNK, SCALES = GROUPED ? NARROW_ROWS_SCALES : 0;
   static constexpr int X = N * 128, STAGE = SETS * WEIGHTS + X + SCALES, STAGES = NARROW_ROWS_RING / STAGE; // bytes
+  static constexpr bool AHEAD = FLUSH == 0 || !GATES; // registers suffice for the operands of two steps
   static_assert(!GATES || !GROUPED, "scales of one set");
   static constexpr int BARS = NARROW_ROWS_RING;
   static constexpr int BELOW = NARROW_ROWS_GROUP / N;
@@ -360,7 +368,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
         for (int set = 0; set < SETS; set++) scalesOf(p.parts[t.part + set], Strips(p.parts[t.part + set], t.tile), warp, lane, 0, scale[set]);
 #pragma unroll
       for (int j = 0; j < PIECES * EIGHTS * 4; j++) (&sums[0][0][0])[j] = 0;
-      // A step's operands are made while the products of the step before are under way.
+      // With AHEAD, a step's operands are made while the products of the step before are under way.
       u32 a[2][SETS][4][4];
       float factor[HELD][2];                    // scale, of the step whose operands were made last
       int before = -1;
@@ -445,7 +453,7 @@ template <class D, int N, bool GATES> struct NarrowRows {
           }
           before = slot;
           at.next(STAGES);
-          if (s + 1 < p.steps) make(s + 1, next);
+          if (AHEAD && s + 1 < p.steps) make(s + 1, next);
           wgmmaWait<0>();
           add(TURNS - 1);
           release();
@@ -455,11 +463,12 @@ template <class D, int N, bool GATES> struct NarrowRows {
               if (const NarrowRowsPart& of = p.parts[t.part + set]; of.group > 0 && s + 1 < p.steps && (s + 1) % of.group == 0) scalesOf(of, Strips(of, t.tile), warp, lane, s + 1, scale[set]);
         }
       };
-      make(0, a[0]);
+      if constexpr (AHEAD) make(0, a[0]);
 #pragma unroll 1
-      for (int s = 0; s < p.steps; s += 2) {
+      for (int s = 0; s < p.steps; s += 1 + AHEAD) {
+        if constexpr (!AHEAD) make(s, a[0]);
         multiply(s, a[0], a[1]);
-        if (s + 1 < p.steps) multiply(s + 1, a[1], a[0]);
+        if (AHEAD && s + 1 < p.steps) multiply(s + 1, a[1], a[0]);
       }
       if constexpr (FLUSH == 0) {
         wgmmaWait<0>();

@@ -91,7 +91,7 @@ func WithBatchInvariance() Option { return Option{name: optionInvariant} }
 // rows or more. Tensor cores then take half the time of 16-bit products. Fewer rows are as without the option.
 //
 //   - A row has one scale: its largest magnitude / 127, or / 448 of E4M3. Its numbers are those nearest to the elements / scale, ties to
-//     even. A row below 2^-110 is 0; a row with a number that is not finite makes NaN.
+//     even. A row below 2^-80 is 0; a row with a number that is not finite makes NaN.
 //   - The error of an element of x w^T is at most the sum of |w| times half a scale, or with E4M3 the sum of |x| |w| / 16, and more where
 //     numbers of E4M3 are subnormal. One large element costs all others of its row precision.
 //   - INT8: sums of products are exact integers. y is ((sum, as float32) * scale of w's row) * scale of x's row, then b, in float32: CPUs and

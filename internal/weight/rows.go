@@ -17,14 +17,14 @@ const MostQuantised = 1 << 16
 func QuantisesRows(f Format) bool { return f == Int8 || f == E4M3 }
 
 // QuantiseRow writes a row of x as the numbers of a format that are nearest to x / scale, ties to even, and returns the scale: max |x| / the
-// largest number of the format. If all |x| are less than 2^-110, scale and numbers are 0. If an x is not finite, the scale is NaN and numbers
+// largest number of the format. If all |x| are less than 2^-80, scale and numbers are 0. If an x is not finite, the scale is NaN and numbers
 // are 0.
 func QuantiseRow(f Format, dst []byte, x []float32) (scale float32) {
 	var most uint32
 	for _, v := range x {
 		most = max(most, math.Float32bits(v)&^(1<<31))
 	}
-	const inf, tiny = 0x7f800000, (127 - 110) << 23 // bits of infinity and of 2^-110
+	const inf, tiny = 0x7f800000, (127 - 80) << 23 // bits of infinity and of 2^-80
 	dst = dst[:len(x)]
 	if most >= inf || most < tiny {
 		clear(dst)
