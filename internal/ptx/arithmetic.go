@@ -193,7 +193,7 @@ next:
 
 // operands is the number of operands of each arithmetic instruction.
 var operands = map[string]int{
-	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "ex2": 2, "fma": 4,
+	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "dp4a": 4, "ex2": 2, "fma": 4,
 	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2, "prmt": 4,
 	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shf": 4, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
 }
@@ -440,6 +440,13 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	case "fma.f64":
 		return map3(c.dst(&args[0], 64), c.src64(&args[1]), c.src64(&args[2]), c.src64(&args[3]), func(a, b, e uint64) uint64 {
 			return math.Float64bits(math.FMA(math.Float64frombits(a), math.Float64frombits(b), math.Float64frombits(e)))
+		})
+	case "dp4a.s32.s32":
+		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), func(a, b, e uint32) uint32 {
+			for i := range 4 {
+				e += uint32(int32(int8(a>>(8*i))) * int32(int8(b>>(8*i))))
+			}
+			return e
 		})
 	case "prmt.b32":
 		return map3(c.dst(&args[0], 32), c.src32(&args[1]), c.src32(&args[2]), c.src32(&args[3]), permuted)

@@ -276,6 +276,14 @@ func TestIntegers(t *testing.T) {
 			}
 			return x
 		}},
+		operation{"dp4a.s32.s32 %d32, %a32, %b32, %c32", func(a, b, c, _ uint64) uint64 {
+			sum := int64(int32(c))
+			for range 4 {
+				sum += int64(int8(a)) * int64(int8(b))
+				a, b = a>>8, b>>8
+			}
+			return uint64(uint32(sum))
+		}},
 		operation{"shf.l.wrap.b32 %d32, %a32, %b32, %c32", func(a, b, c, _ uint64) uint64 {
 			if c %= 32; c > 0 {
 				return uint64(uint32(b)<<c | uint32(a)>>(32-c))

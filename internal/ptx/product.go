@@ -74,6 +74,8 @@ func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 		return c.mma(s, float16, 16)
 	case name == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
 		return c.mma(s, tf32, 8)
+	case name == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", name == "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32":
+		return c.mmaBytes(s)
 	case strings.HasPrefix(name, "wgmma.mma_async.sync.aligned.m64n"):
 		return c.groupProduct(s)
 	case name == "wgmma.fence.sync.aligned":
@@ -200,6 +202,48 @@ func (c *compiler) mma(s *statement, kind elements, depth int) func(w *warp, m u
 					l := row%8*4 + j
 					sums[l] = bitsOf(sum[2*j+i] + f32(e[l]))
 				}
+			}
+		}
+		for i, r := range d {
+			*w.d(r) = sums[i]
+		}
+	}
+}
+
+// mmaBytes compiles a product of 16 rows by 8 columns of 32 bytes, whose sums are integers that wrap. The right operand has
+// signs, and the left one may have none. Four threads hold a row, or a column: four bytes of each half.
+func (c *compiler) mmaBytes(s *statement) func(w *warp, m uint32) {
+	c.need(4)
+	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
+	signs := s.op[7] == "s8"
+	return func(w *warp, m uint32) {
+		var x, y [16][32]int32 // rows, and columns
+		unpack := func(to *[32]int32, first int, v uint32, signs bool) {
+			for i := range 4 {
+				if to[first+i] = int32(uint8(v >> (8 * i))); signs {
+					to[first+i] = int32(int8(v >> (8 * i)))
+				}
+			}
+		}
+		for i, r := range a {
+			for l, v := range w.d(r) {
+				unpack(&x[l/4+i%2*8], i/2*16+l%4*4, v, signs)
+			}
+		}
+		for i, r := range b {
+			for l, v := range w.d(r) {
+				unpack(&y[l/4], i*16+l%4*4, v, true)
+			}
+		}
+		var sums [4][lanes]uint32
+		for i := range sums {
+			for l := range lanes {
+				sum := int32(w.d(e[i])[l])
+				row, column := &x[l/4+i/2*8], &y[l%4*2+i%2]
+				for k, v := range row {
+					sum += v * column[k]
+				}
+				sums[i][l] = uint32(sum)
 			}
 		}
 		for i, r := range d {

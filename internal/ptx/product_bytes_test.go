@@ -125,3 +125,56 @@ func TestConvertToE4M3(t *testing.T) {
 		compileFails(t, text, "")
 	}
 }
+
+// Products of a warp whose elements are bytes, with sums that wrap, in place and into other registers. The left operand has signs or none.
+func TestMatrixProductsOfBytes(t *testing.T) {
+	rng := reftest.Rand(t)
+	left, right, registers := make([]int8, 16*32), make([]int8, 8*32), memory[uint32](32*10)
+	for _, m := range [][]int8{left, right} {
+		for i := range m {
+			m[i] = int8(rng.Uint32())
+		}
+	}
+	want, wantUnsigned := make([]uint32, 32*4), make([]uint32, 32*4)
+	for lane := range 32 {
+		r := registers[10*lane:]
+		for j := range 4 {
+			for i := range 4 {
+				r[i] |= uint32(uint8(left[(lane/4+i%2*8)*32+i/2*16+lane%4*4+j])) << (8 * j)
+			}
+			for i := range 2 {
+				r[4+i] |= uint32(uint8(right[lane/4*32+i*16+lane%4*4+j])) << (8 * j)
+			}
+		}
+		for i := range 4 {
+			r[6+i] = 1<<31 - 1000 + rng.Uint32N(2000)
+			sum := int64(r[6+i])
+			for k := range 32 {
+				sum += int64(left[(lane/4+i/2*8)*32+k]) * int64(right[(lane%4*2+i%2)*32+k])
+			}
+			want[4*lane+i] = uint32(sum)
+			for k := range 32 {
+				if x := left[(lane/4+i/2*8)*32+k]; x < 0 {
+					sum += 256 * int64(right[(lane%4*2+i%2)*32+k])
+				}
+			}
+			wantUnsigned[4*lane+i] = uint32(sum)
+		}
+	}
+	for i, into := range []int{6, 10, 6} {
+		name, want := "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 ", want
+		if i > 0 {
+			name, want = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 ", wantUnsigned
+		}
+		body, result := "mad.wide.u32 %rd1, %t, 40, %g1;\n", fmt.Sprintf("{%%r%d, %%r%d, %%r%d, %%r%d}", into, into+1, into+2, into+3)
+		for i := range 10 {
+			body += fmt.Sprintf("ld.global.b32 %%r%d, [%%rd1+%d];\n", i, 4*i)
+		}
+		body += name + result + ", {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r6, %r7, %r8, %r9};\nmad.wide.u32 %rd1, %t, 16, %g0;\nst.global.v4.u32 [%rd1], " + result + ";"
+		out := memory[uint32](128)
+		if err := launch(compile(t, program(2, body)), Launch{Grid: 1, Block: 32}, rangeOf(out), rangeOf(registers)); err != nil {
+			t.Fatal(err)
+		}
+		same32(t, "mma", out, func(i int) uint32 { return want[i] })
+	}
+}
