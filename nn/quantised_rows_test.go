@@ -114,8 +114,11 @@ func testQuantisedRows(t *testing.T, gpu *device.GPU) {
 				}
 				for i, y := range got {
 					for j, v := range y {
-						off, normed := math.Abs(float64(v-onGPU[i][j])), i == 3 || i == 4
-						if exact := to == tensor.Int8 && rows >= weight.LeastQuantisedRows && i != 2 && !normed; exact && off != 0 || !(off <= 2e-3*(4+math.Abs(float64(v)))) && !normed || !(off <= 0.1*(4+math.Abs(float64(v)))) {
+						off, normed, limit := math.Abs(float64(v-onGPU[i][j])), i == 3 || i == 4, 2e-3
+						if to == la.E4M3 && i == 2 { // a product of two sums, of which tensor cores keep 14 bits
+							limit = 5e-3
+						}
+						if exact := to == tensor.Int8 && rows >= weight.LeastQuantisedRows && i != 2 && !normed; exact && off != 0 || !(off <= limit*(4+math.Abs(float64(v)))) && !normed || !(off <= 0.1*(4+math.Abs(float64(v)))) {
 							t.Fatalf("%v, %d rows: element %d of output %d is %v on a GPU, want %v", to, rows, j, i, onGPU[i][j], v)
 						}
 					}
