@@ -11,8 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -332,7 +334,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 		if errs[i] != nil {
 			return nil, fmt.Errorf("%s for %s: %w", u.name, arch, errs[i])
 		}
-		u.ptx = append(u.ptx, pack.Sum(ptx[i]))
+		u.ptx = append(u.ptx, pack.Sum(numberedCalls(ptx[i])))
 		fmt.Fprintf(b.stdout, "%s %s: %d bytes, %.1f s\n", u.name, arch, len(images[i]), took[i].Seconds())
 	}
 	if b.ptx != "" { // of one architecture
@@ -412,6 +414,27 @@ func whole(arch string) string {
 		return "sm_90a"
 	}
 	return arch
+}
+
+var callNumber = regexp.MustCompile(`callseq \d+`)
+
+// numberedCalls numbers the calls in comments of PTX from 0 on, in their order: NVRTC counts the calls of all units and architectures that a
+// process compiles.
+func numberedCalls(ptx []byte) []byte {
+	numberOf := func(call []byte) int {
+		n, _ := strconv.Atoi(string(call[len("callseq "):]))
+		return n
+	}
+	var numbers []int
+	for _, call := range callNumber.FindAll(ptx, -1) {
+		numbers = append(numbers, numberOf(call))
+	}
+	slices.Sort(numbers)
+	numbers = slices.Compact(numbers)
+	return callNumber.ReplaceAllFunc(ptx, func(call []byte) []byte {
+		i, _ := slices.BinarySearch(numbers, numberOf(call))
+		return fmt.Appendf(nil, "callseq %d", i)
+	})
 }
 
 // frontEnd is the architecture of a check that compares the PTX of 9.0 with its hash, and assembles nothing. The assembler takes as long as the rest

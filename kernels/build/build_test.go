@@ -268,3 +268,16 @@ func TestUnzip(t *testing.T) {
 		}
 	}
 }
+
+// TestNumberedCalls: the numbers of calls begin at 0 and have no gaps; other text stays.
+func TestNumberedCalls(t *testing.T) {
+	for from, want := range map[string]string{
+		"{ // callseq 64, 0\n} // callseq 64\n{ // callseq 70, 0\n} // callseq 70\n{ // callseq 9, 0\n} // callseq 9\n": "{ // callseq 1, 0\n} // callseq 1\n{ // callseq 2, 0\n} // callseq 2\n{ // callseq 0, 0\n} // callseq 0\n",
+		"{ // callseq 0, 0\n} // callseq 0\n": "{ // callseq 0, 0\n} // callseq 0\n",
+		"mov.u32 %r64, 64;":                   "mov.u32 %r64, 64;",
+	} {
+		if got := string(numberedCalls([]byte(from))); got != want {
+			t.Errorf("%q becomes %q, want %q", from, got, want)
+		}
+	}
+}
