@@ -210,7 +210,7 @@ func TestFewBitsStepLaunches(t *testing.T) {
 	fakeImages(t)
 	const config = `{"model_type":"llama","vocab_size":50,"hidden_size":128,"intermediate_size":512,"num_hidden_layers":2,
 		"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"rms_norm_eps":1e-5,"rope_theta":10000}`
-	const one, linear = "megakernel_packed_llama_f16_64", "narrow_hopper_int4_8"
+	const one, single, linear = "megakernel_packed_llama_f16_64", "narrow_hopper_integers_int4_8", "narrow_hopper_integers_int4_16"
 	several := []string{"narrow_gather", "node_rms_norm"}
 	for range 2 {
 		several = append(several, linear, linear, linear, "append_rotated", "lean_f16_64_paged", linear, "node_rms_norm", linear, linear, "node_elements", linear, "node_rms_norm")
@@ -224,7 +224,7 @@ func TestFewBitsStepLaunches(t *testing.T) {
 		{1, 2, nn.Int4, la.BFloat16, []string{"narrow_gather", "megakernel_packed_llama_bf16_64"}},
 		{1, 1, la.E4M3, la.Float16, []string{"narrow_gather", one}},
 		{2, 2, nn.Int4, la.Float16, []string{"narrow_gather", "narrow_gather", one, "exchange_all_arg_max", one, "exchange_all_arg_max"}},
-		{1, 1, nn.Int4, la.E4M3, []string{"narrow_gather", "node_rms_norm", linear, linear, linear, "append_narrow", "narrow_e4m3_64", one, "append_narrow", "narrow_e4m3_64", one}},
+		{1, 1, nn.Int4, la.E4M3, []string{"narrow_gather", "node_rms_norm", single, single, single, "append_narrow", "narrow_e4m3_64", one, "append_narrow", "narrow_e4m3_64", one}},
 		{1, 4, nn.Int4, la.Float16, append(several, linear, "sample_greedy")},
 	} {
 		t.Run(fmt.Sprint(c.gpus, c.texts, c.weights, c.kv), func(t *testing.T) {

@@ -15,8 +15,32 @@ constexpr int FEW_ZEROS = 64;                // bytes of operands that are 0
 constexpr int FEW_TOGETHER = 4;              // pieces of x, of 8 times 32 columns, that a warp loads together
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// NT blocks of eight columns of operands.
-template <class D, int NT> struct NarrowFew {
+// E4M3 by instructions that convert two numbers, where all weights that are multiplied are there: what is in place of others may be NaN.
+struct HopperE4M3 : NarrowE4M3 { // not times 2^-8
+  __device__ static __forceinline__ void two(u32& even, u32& odd, u32 w) {
+    const u32 pairs = __byte_perm(w, 0, 0x3120);
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }" : "=r"(even), "=r"(odd) : "r"(pairs));
+  }
+  __device__ static __forceinline__ void decode(u32 (&a)[2][4], const uint4& w, int, const u32 (&)[2], u32) {
+    two(a[0][0], a[0][1], w.x), two(a[0][2], a[0][3], w.y);
+    two(a[1][0], a[1][1], w.z), two(a[1][2], a[1][3], w.w);
+  }
+};
+
+// A factor of scales. Those of E4M3 are for numbers times 2^-8.
+template <class D> constexpr float factorOf = same<D, HopperE4M3> ? 0x1p-8f : 1.f;
+
+// The parts of a kernel that do not depend on the operands' type, for NT blocks of eight columns of operands. The kernel, Me, has:
+//
+//   OPERAND     bytes of 32 columns of an operand
+//   makesSums   whether 32 columns of an operand have a sum, behind the operands
+//   pairsOf     pairs of sums that warps send, a pair for a row of x or for two
+//   each        sums of a row of x that warps send
+//   operands    makes operands of the block's slice of x
+//   clear       forgets the sums of a tile
+//   multiply    adds the products of a job
+//   send        sends a warp's sums
+template <class Me, class D, int NT> struct NarrowFew {
   static constexpr int STRIPS = NT == 1 ? 4 : 2, ROWS = STRIPS * 16; // of a job. More sums would leave no registers for the next launch's blocks.
   static constexpr int JOBS = NARROW_STRIPS / STRIPS, LOG_JOBS = JOBS == 4 ? 2 : 3, JOB = FEW_STAGE / JOBS; // of a stage; bytes
   static constexpr int TEAMS = FEW_WARPS / JOBS; // teams of warps, which take stages in turn
@@ -27,19 +51,15 @@ template <class D, int NT> struct NarrowFew {
   const int shares = (p.out + FEW_SHARE - 1) / FEW_SHARE, begin = (int)((long long)cluster * shares / clusters) * (FEW_SHARE / ROWS), end = (int)((long long)(cluster + 1) * shares / clusters) * (FEW_SHARE / ROWS);
   const int firstUnit = rank * p.units >> ranks, units = ((rank + 1) * p.units >> ranks) - firstUnit, deep = units * D::K32;
   const int factors = p.group == 0 ? 0 : D::K32 >> p.shift; // groups of a unit
-  const int pairs = (p.columns + 1) / 2;                    // of columns
+  const int pairs = Me::pairsOf(p);
   const int most = (p.units + p.ranks - 1 >> ranks) * D::K32 * p.columns; // operands of 32 columns of a block
   const u32 ring, zeros, x, sums, parts, tops, downs, full, empty, got, taken; // in shared memory
-  float acc[STRIPS][NT][4], part[STRIPS][NT][4];
 
   __device__ __forceinline__ NarrowFew(const NarrowParams& p, u32 ring)
-      : p(p), ring(ring), zeros(ring + p.stages * p.stage), x(zeros + FEW_ZEROS), sums(x + most * 64), parts(sums + (p.kind == MINIMA ? (most * 4 + 15) / 16 * 16 : 0)),
+      : p(p), ring(ring), zeros(ring + p.stages * p.stage), x(zeros + FEW_ZEROS), sums(x + most * Me::OPERAND), parts(sums + (Me::makesSums(p) ? (most * 4 + 15) / 16 * 16 : 0)),
         tops(parts + FEW_WARPS * ROWS * 8 * pairs), downs(tops + NT * 32), full(downs + NT * 32), empty(full + p.stages * 8), got(empty + p.stages * 8), taken(got + 8) {}
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < STRIPS * NT * 4; i++) (&acc[0][0][0])[i] = 0.f, (&part[0][0][0])[i] = 0.f;
-  }
+  __device__ __forceinline__ Me& me() { return static_cast<Me&>(*this); }
 
   // A tile has a power of two of the cluster's pieces, ROWS rows each, within 256 rows. Its stages have JOBS jobs.
   struct Tile {
@@ -156,10 +176,10 @@ template <class D, int NT> struct NarrowFew {
     }
   }
 
-  // Makes operands of the block's slice of x, times a power of two that brings the largest magnitude of a row's slice near 2^8.
-  __device__ __forceinline__ void operands() {
-    const int wide = (deep + 7) / 8, all = wide * p.rows; // pieces of 8 times 32 columns
-    float v[FEW_TOGETHER][8];
+  // Finds the largest magnitude of each row of the block's slice of x. v has the elements that the warp came by last, all of them if all the
+  // block's pieces, of 8 times 32 columns of a row, are few.
+  __device__ __forceinline__ void findTops(float (&v)[FEW_TOGETHER][8]) const {
+    const int wide = (deep + 7) / 8, all = wide * p.rows;
 #pragma unroll 1
     for (int first = warp; first < all; first += FEW_WARPS * FEW_TOGETHER) {
 #pragma unroll
@@ -170,14 +190,153 @@ template <class D, int NT> struct NarrowFew {
 #pragma unroll
       for (int j = 0; j < FEW_TOGETHER; j++) {
         const int of = first + j * FEW_WARPS;
-        float top = 0.f;
+        u32 top = 0; // of bits: NaN is above all numbers
 #pragma unroll
-        for (int k = 0; k < 8; k++) top = fmaxf(top, fabsf(v[j][k]));
-#pragma unroll
-        for (int k = 16; k > 0; k /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, k));
-        if (lane == 0 && of < all) raise(tops + of / wide * 4, top);
+        for (int k = 0; k < 8; k++) top = max(top, __float_as_uint(v[j][k]) & 0x7fffffff);
+        top = __reduce_max_sync(~0u, top);
+        if (lane == 0 && of < all) raise(tops + of / wide * 4, __uint_as_float(top));
       }
     }
+  }
+  __device__ static __forceinline__ void raise(u32 at, float v) { // floats of no sign are in the order of their bits
+    u32 before;
+    asm volatile("atom.shared.max.u32 %0, [%1], %2;" : "=r"(before) : "r"(at), "r"(__float_as_uint(v)) : "memory");
+  }
+  __device__ static __forceinline__ void store1(u32 at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+
+  // The numbers that an output of the block's part of a tile needs besides sums.
+  struct Output {
+    int at, o, row;
+    float scale, bias, residual;
+  };
+  __device__ __forceinline__ Output output(int i, int first, int log) const {
+    Output a;
+    const int eight = p.rows == 1 ? i : i / p.rows, slot = eight / 8, h = (slot << ranks) + rank;
+    a.row = i - eight * p.rows;
+    a.o = first * ROWS + h * 8 + eight % 8;
+    a.at = slot * (FEW_WARPS >> log << ranks) * 8 + eight % 8;
+    a.scale = 1.f, a.bias = a.residual = 0.f;
+    if (slot >= 2 * STRIPS << log >> ranks || a.o >= p.out) {
+      a.o = p.out;
+      return a;
+    }
+    if (p.group == 0) a.scale = ((const float*)p.scales)[a.o] * factorOf<D>;
+    if (p.bias != nullptr) a.bias = p.bias[a.o];
+    if (p.residual != nullptr) a.residual = p.residual[(long long)a.row * p.out + a.o];
+    return a;
+  }
+  __device__ __forceinline__ void finish(const Output& a, int log) const {
+    if (a.o >= p.out) return;
+    const int sources = FEW_WARPS >> log << ranks, each = Me::each(p);
+    float v = 0.f;
+#pragma unroll 4
+    for (int k = 0; k < sources; k++) {
+      const u32 at = parts + (a.at + k * 8) * pairs * 8 + a.row * each * 4;
+      v += loadShared(at);
+      if (each == 2) v += loadShared(at + 4);
+    }
+    v = activated(p.activation, v * a.scale + a.bias) + a.residual;
+    if (a.o < p.split) p.y[(long long)a.row * p.split + a.o] = v;
+    else p.y2[(long long)a.row * (p.out - p.split) + a.o - p.split] = v;
+  }
+
+  template <int FLUSH> __device__ __forceinline__ void consume() {
+    int slot = warp / JOBS, next = slot; // the warp's next stage, from the beginning of the tile
+    u32 parity = 0, tiles = 0;
+    const int job = warp % JOBS;
+    while (slot >= p.stages) slot -= p.stages, parity ^= 1;
+#pragma unroll 1
+    for (int first = begin; first < end; tiles++) {
+      const Tile t = tileOf(first);
+      me().clear();
+#pragma unroll 1
+      for (; next < t.stages; next += TEAMS) {
+        barrierWait(full + slot * 8, parity);
+        const int i = job >> t.log, unit = (next << LOG_JOBS - t.log) + i;
+        if (unit < units) me().template multiply<FLUSH>(t, ring + slot * p.stage, unit, job & t.of - 1, i);
+        releaseStage(empty + slot * 8, lane);
+        for (slot += TEAMS; slot >= p.stages; slot -= p.stages) parity ^= 1;
+      }
+      next -= t.stages;
+      if (tiles > 0 && ranks > 0) barrierWait(taken, (tiles - 1) & 1);
+      if (threadIdx.x == 0 && ranks > 0) barrierExpect(got, FEW_WARPS * ROWS * 8 * pairs);
+      me().template send<FLUSH == 0>(t.log);
+      const int all = (2 * STRIPS << t.log >> ranks) * 8 * p.rows;
+      const Output a = output(threadIdx.x, first, t.log);
+      if (ranks > 0) barrierWait(got, tiles & 1);
+      else syncWarps(FEW_WARPS); // a block without a cluster sends nothing
+      finish(a, t.log);
+#pragma unroll 1
+      for (int i = threadIdx.x + FEW_WARPS * 32; i < all; i += FEW_WARPS * 32) finish(output(i, first, t.log), t.log);
+      first += t.of;
+      if (first == end) break;
+      syncWarps(FEW_WARPS); // the sums are read
+      if (ranks > 0 && threadIdx.x < p.ranks) barrierArriveRemote(remoteAddress(taken, threadIdx.x));
+    }
+  }
+
+  // The products of all tiles.
+  __device__ __forceinline__ void products() {
+    if constexpr (!D::zeros) // integers of 4 bits have groups
+      if (p.group == 0) return consume<0>();
+    if constexpr (!same<D, NarrowInt8>) // INT8 has a scale for a row, or for 32 columns
+      if (D::K32 == 1 << p.shift) return consume<D::K32>();
+    consume<1>();
+  }
+
+  __device__ static __forceinline__ void run(const NarrowParams& p) {
+    extern __shared__ __align__(128) char shared[];
+    Me me(p, sharedAddress(shared));
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < p.stages; s++) barrierInit(me.full + s * 8, 1), barrierInit(me.empty + s * 8, JOBS);
+      barrierInit(me.got, 1), barrierInit(me.taken, p.ranks);
+      opened();
+    }
+    if (threadIdx.x < NT * 8) store1(me.tops + threadIdx.x * 4, 0.f);
+    if (threadIdx.x < FEW_ZEROS / 4) store1(me.zeros + threadIdx.x * 4, 0.f);
+    __syncthreads();
+    if (me.ranks > 0) clusterArrive(); // in a launch without clusters the wait would be one of all warps, also of producers that wait for consumers
+    if (me.warp >= FEW_WARPS) {
+      fewerRegisters<48>();
+      if (elected()) me.produce(me.warp - FEW_WARPS);
+      __syncwarp();
+      if (me.ranks > 0) clusterWait();
+      return;
+    }
+    moreRegisters<96>(); // two blocks share a multiprocessor: of this launch and the next
+    waitForEarlier();
+    me.operands();
+    if (me.ranks > 0) clusterWait(); // the barriers of the other blocks are there
+    syncWarps(FEW_WARPS);
+    me.products();
+  }
+};
+
+// Operands are parts of float16, and weights become float16 in registers. Other is a kernel that has products of its own, or void.
+template <class D, int NT, class Other = void> struct HalfFew : NarrowFew<typename Either<same<Other, void>, HalfFew<D, NT>, Other>::type, D, NT> {
+  using Base = NarrowFew<typename Either<same<Other, void>, HalfFew<D, NT>, Other>::type, D, NT>;
+  using Base::Base;
+  using typename Base::Tile;
+  using Base::p, Base::lane, Base::warp, Base::g, Base::q, Base::ranks, Base::rank, Base::firstUnit, Base::deep, Base::factors, Base::pairs;
+  using Base::x, Base::zeros, Base::sums, Base::parts, Base::tops, Base::downs, Base::got;
+  using Base::STRIPS, Base::ROWS, Base::JOBS, Base::LOG_JOBS, Base::JOB;
+  using Base::elements, Base::planeBytes, Base::store1;
+  static constexpr int OPERAND = 64;
+  __device__ static __forceinline__ bool makesSums(const NarrowParams& p) { return p.kind == MINIMA; }
+  __device__ static __forceinline__ int pairsOf(const NarrowParams& p) { return (p.columns + 1) / 2; }
+  __device__ static __forceinline__ int each(const NarrowParams& p) { return p.parts; }
+  float acc[STRIPS][NT][4], part[STRIPS][NT][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < STRIPS * NT * 4; i++) (&acc[0][0][0])[i] = 0.f, (&part[0][0][0])[i] = 0.f;
+  }
+
+  // Makes operands of the block's slice of x, times a power of two that brings the largest magnitude of a row's slice near 2^8.
+  __device__ __forceinline__ void operands() {
+    const int wide = (deep + 7) / 8, all = wide * p.rows;
+    float v[FEW_TOGETHER][8];
+    this->findTops(v);
     syncWarps(FEW_WARPS);
     if (threadIdx.x < p.columns) store1(downs + threadIdx.x * 4, powerOf(exponentOf(loadShared(tops + threadIdx.x / p.parts * 4))));
     const bool one = all <= FEW_WARPS * FEW_TOGETHER; // the elements are still in registers
@@ -218,12 +377,6 @@ template <class D, int NT> struct NarrowFew {
       }
     }
   }
-  __device__ static __forceinline__ void raise(u32 at, float v) { // floats of no sign are in the order of their bits
-    u32 before;
-    asm volatile("atom.shared.max.u32 %0, [%1], %2;" : "=r"(before) : "r"(at), "r"(__float_as_uint(v)) : "memory");
-  }
-  __device__ static __forceinline__ void store1(u32 at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
-
   // MmaF16::mma in the order of the source.
   __device__ static __forceinline__ void multiplyAdd(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -298,7 +451,7 @@ template <class D, int NT> struct NarrowFew {
     for (int s = 0; s < STRIPS; s++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const float scale = loadFactor(plane, group + row + s * 16 + i * 8, p.factor);
+        const float scale = loadFactor(plane, group + row + s * 16 + i * 8, p.factor) * factorOf<D>;
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -356,111 +509,9 @@ template <class D, int NT> struct NarrowFew {
         }
       }
   }
-
-  // The numbers that an output of the block's part of a tile needs besides sums.
-  struct Output {
-    int at, o, row;
-    float scale, bias, residual;
-  };
-  __device__ __forceinline__ Output output(int i, int first, int log) const {
-    Output a;
-    const int eight = p.rows == 1 ? i : i / p.rows, slot = eight / 8, h = (slot << ranks) + rank;
-    a.row = i - eight * p.rows;
-    a.o = first * ROWS + h * 8 + eight % 8;
-    a.at = slot * (FEW_WARPS >> log << ranks) * 8 + eight % 8;
-    a.scale = 1.f, a.bias = a.residual = 0.f;
-    if (slot >= 2 * STRIPS << log >> ranks || a.o >= p.out) {
-      a.o = p.out;
-      return a;
-    }
-    if (p.group == 0) a.scale = ((const float*)p.scales)[a.o];
-    if (p.bias != nullptr) a.bias = p.bias[a.o];
-    if (p.residual != nullptr) a.residual = p.residual[(long long)a.row * p.out + a.o];
-    return a;
-  }
-  __device__ __forceinline__ void finish(const Output& a, int log) const {
-    if (a.o >= p.out) return;
-    const int sources = FEW_WARPS >> log << ranks;
-    float v = 0.f;
-#pragma unroll 4
-    for (int k = 0; k < sources; k++) {
-      const u32 at = parts + (a.at + k * 8) * pairs * 8 + a.row * p.parts * 4;
-      v += loadShared(at);
-      if (p.parts == 2) v += loadShared(at + 4);
-    }
-    v = activated(p.activation, v * a.scale + a.bias) + a.residual;
-    if (a.o < p.split) p.y[(long long)a.row * p.split + a.o] = v;
-    else p.y2[(long long)a.row * (p.out - p.split) + a.o - p.split] = v;
-  }
-
-  template <int FLUSH> __device__ __forceinline__ void consume() {
-    int slot = warp / JOBS, next = slot; // the warp's next stage, from the beginning of the tile
-    u32 parity = 0, tiles = 0;
-    const int job = warp % JOBS;
-    while (slot >= p.stages) slot -= p.stages, parity ^= 1;
-#pragma unroll 1
-    for (int first = begin; first < end; tiles++) {
-      const Tile t = tileOf(first);
-      clear();
-#pragma unroll 1
-      for (; next < t.stages; next += TEAMS) {
-        barrierWait(full + slot * 8, parity);
-        const int i = job >> t.log, unit = (next << LOG_JOBS - t.log) + i;
-        if (unit < units) multiply<FLUSH>(t, ring + slot * p.stage, unit, job & t.of - 1, i);
-        releaseStage(empty + slot * 8, lane);
-        for (slot += TEAMS; slot >= p.stages; slot -= p.stages) parity ^= 1;
-      }
-      next -= t.stages;
-      if (tiles > 0 && ranks > 0) barrierWait(taken, (tiles - 1) & 1);
-      if (threadIdx.x == 0 && ranks > 0) barrierExpect(got, FEW_WARPS * ROWS * 8 * pairs);
-      send<FLUSH == 0>(t.log);
-      const int all = (2 * STRIPS << t.log >> ranks) * 8 * p.rows;
-      const Output a = output(threadIdx.x, first, t.log);
-      if (ranks > 0) barrierWait(got, tiles & 1);
-      else syncWarps(FEW_WARPS); // a block without a cluster sends nothing
-      finish(a, t.log);
-#pragma unroll 1
-      for (int i = threadIdx.x + FEW_WARPS * 32; i < all; i += FEW_WARPS * 32) finish(output(i, first, t.log), t.log);
-      first += t.of;
-      if (first == end) break;
-      syncWarps(FEW_WARPS); // the sums are read
-      if (ranks > 0 && threadIdx.x < p.ranks) barrierArriveRemote(remoteAddress(taken, threadIdx.x));
-    }
-  }
-
-  __device__ static __forceinline__ void run(const NarrowParams& p) {
-    extern __shared__ __align__(128) char shared[];
-    NarrowFew me(p, sharedAddress(shared));
-    if (threadIdx.x == 0) {
-      for (int s = 0; s < p.stages; s++) barrierInit(me.full + s * 8, 1), barrierInit(me.empty + s * 8, JOBS);
-      barrierInit(me.got, 1), barrierInit(me.taken, p.ranks);
-      opened();
-    }
-    if (threadIdx.x < NT * 8) store1(me.tops + threadIdx.x * 4, 0.f);
-    if (threadIdx.x < FEW_ZEROS / 4) store1(me.zeros + threadIdx.x * 4, 0.f);
-    __syncthreads();
-    if (me.ranks > 0) clusterArrive(); // in a launch without clusters the wait would be one of all warps, also of producers that wait for consumers
-    if (me.warp >= FEW_WARPS) {
-      fewerRegisters<48>();
-      if (elected()) me.produce(me.warp - FEW_WARPS);
-      __syncwarp();
-      if (me.ranks > 0) clusterWait();
-      return;
-    }
-    moreRegisters<96>(); // two blocks share a multiprocessor: of this launch and the next
-    waitForEarlier();
-    me.operands();
-    if (me.ranks > 0) clusterWait(); // the barriers of the other blocks are there
-    syncWarps(FEW_WARPS);
-    if constexpr (!D::zeros) // integers of 4 bits have groups
-      if (p.group == 0) return me.template consume<0>();
-    if constexpr (!same<D, NarrowInt8>) // INT8 has a scale for a row, or for 32 columns
-      if (D::K32 == 1 << p.shift) return me.template consume<D::K32>();
-    me.template consume<1>();
-  }
 };
-#define NARROW_FEW(name, D, NT) \
-  extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) name(const __grid_constant__ NarrowParams p) { NarrowFew<D, NT>::run(p); }
+#define NARROW_FEW(name, ...) \
+  extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) name(const __grid_constant__ NarrowParams p) { __VA_ARGS__::run(p); }
 #else
-#define NARROW_FEW(name, D, NT) extern "C" __global__ void name(const __grid_constant__ NarrowParams p) {}
+#define NARROW_FEW(name, ...) extern "C" __global__ void name(const __grid_constant__ NarrowParams p) {}
 #endif

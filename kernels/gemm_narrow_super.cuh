@@ -8,8 +8,8 @@
 //
 // A scale is its byte times its factor, in float32. Copies, operands and sums are those of the kernels without super-blocks.
 #pragma once
-#include "gemm_narrow_few.cuh"
 #include "gemm_narrow_groups.cuh"
+#include "gemm_narrow_integers.cuh"
 
 constexpr int RUNS = 3; // a kind, beside NO_SECOND, ZEROS and MINIMA
 
@@ -138,26 +138,19 @@ template <class D, int NT> struct SuperGemm : NarrowGemm<D, NT> {
     }
   }
 };
-#define SUPER_FEW(name, D, NT) extern "C" __global__ void name(const __grid_constant__ NarrowParams p) {}
 #define SUPER_MANY(name, D, NT) \
   extern "C" __global__ void __launch_bounds__(NARROW_THREADS, 2) name(const __grid_constant__ NarrowParams p) { SuperGemm<D, NT>::run(p); }
 #else
-template <class D, int NT> struct SuperFew : NarrowFew<D, NT> {
-  using Base = NarrowFew<D, NT>;
-  using Base::acc;
-  using Base::g;
-  using Base::lane;
-  using Base::p;
-  using Base::part;
-  using Base::q;
-  using Base::ranks;
-  using Base::ring;
-  using Base::warp;
+template <class D, int NT> struct SuperFew : HalfFew<D, NT, SuperFew<D, NT>> {
+  using Base = HalfFew<D, NT, SuperFew<D, NT>>;
   using Base::Base;
-  using Base::STRIPS, Base::ROWS, Base::JOBS, Base::LOG_JOBS, Base::JOB, Base::TEAMS;
+  using Base::p, Base::lane, Base::warp, Base::g, Base::q, Base::acc, Base::part;
+  using Base::STRIPS, Base::ROWS, Base::JOB;
+
+  __device__ __forceinline__ void products() { this->template consume<1>(); }
 
   // The products of a job with unit `unit` of the slice.
-  __device__ __forceinline__ void multiply(const typename Base::Tile& t, u32 from, int unit, int piece, int i) {
+  template <int FLUSH> __device__ __forceinline__ void multiply(const typename Base::Tile& t, u32 from, int unit, int piece, int i) {
     constexpr int HALVES = D::K32 / NARROW_CHUNKS;
     const bool runs = !D::zeros && p.kind == RUNS;
     const int step = t.of * ROWS * 2; // bytes of a group in a plane
@@ -233,69 +226,57 @@ template <class D, int NT> struct SuperFew : NarrowFew<D, NT> {
           for (int i = 0; i < 2; i++) acc[s][n][2 * i + e] += superMinimum(factors[s][i], bytes[s][i]) * sum;
       }
   }
+};
 
-  // As NarrowFew::consume.
-  __device__ __forceinline__ void consume() {
-    int slot = warp / JOBS, next = slot;
-    u32 parity = 0, tiles = 0;
-    const int job = warp % JOBS;
-    while (slot >= p.stages) slot -= p.stages, parity ^= 1;
+// Products of integers, of groups with minima. With the scales of two runs there would be two products where there is one, and no time is saved.
+template <class D, int NT> struct SuperIntegers : IntegerFew<D, NT, SuperIntegers<D, NT>> {
+  using Base = IntegerFew<D, NT, SuperIntegers<D, NT>>;
+  using Base::Base;
+  using Base::p, Base::lane, Base::acc, Base::columnAt, Base::columnStep, Base::sumAt;
+  using Base::STRIPS, Base::ROWS, Base::JOB, Base::HIGH;
+
+  __device__ __forceinline__ void products() { this->template consume<1>(); }
+
+  // The products of a job with unit `unit` of the slice.
+  template <int FLUSH> __device__ __forceinline__ void multiply(const typename Base::Tile& t, u32 from, int unit, int piece, int i) {
+    constexpr int CHUNKS = NARROW_CHUNKS * 2 / D::K32; // of 64 columns
+    const int step = t.of * ROWS * 2; // bytes of a group in a plane
+    const u32 weights = from + i * t.of * JOB + piece * (STRIPS * NARROW_CHUNK) + lane * 16;
+    const u32 plane = from + FEW_STAGE + i * this->factors * step + (piece * ROWS + lane / 8 * 8) * 2;
 #pragma unroll 1
-    for (int first = this->begin; first < this->end; tiles++) {
-      const typename Base::Tile t = this->tileOf(first);
-      this->clear();
-#pragma unroll 1
-      for (; next < t.stages; next += TEAMS) {
-        barrierWait(this->full + slot * 8, parity);
-        const int i = job >> t.log, unit = (next << LOG_JOBS - t.log) + i;
-        if (unit < this->units) multiply(t, ring + slot * p.stage, unit, job & t.of - 1, i);
-        releaseStage(this->empty + slot * 8, lane);
-        for (slot += TEAMS; slot >= p.stages; slot -= p.stages) parity ^= 1;
+    for (int c = 0; c < D::K32 / 2; c++) {
+      uint4 w[CHUNKS][STRIPS], b[NT];
+      u32 bytes[STRIPS / 2][4], factors[STRIPS / 2][4]; // of rows g and g+8 of the strips, of two groups
+#pragma unroll
+      for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+        for (int s = 0; s < STRIPS; s++) w[k][s] = loadShared16(weights + ((c * CHUNKS + k) * t.of * STRIPS + s) * NARROW_CHUNK);
+#pragma unroll
+      for (int n = 0; n < NT; n++) b[n] = loadShared16(columnAt[n] + (unit * (D::K32 / 2) + c) * columnStep[n]);
+      this->loadFactors(bytes, factors, plane + (2 * c + lane % 2) * step);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        float sum[NT];
+#pragma unroll
+        for (int n = 0; n < NT; n++) sum[n] = (float)__float_as_int(loadShared(sumAt[n] + (unit * D::K32 + 2 * c + half) * p.columns * 2));
+#pragma unroll
+        for (int s = 0; s < STRIPS; s++) {
+          u32 a[4];
+          integersOf(D(), a, w[half * (CHUNKS - 1)][s], half);
+#pragma unroll
+          for (int n = 0; n < NT; n++) {
+            int part[4];
+            multiplyIntegers<D::zeros>(true, part, a, half ? b[n].z : b[n].x, half ? b[n].w : b[n].y);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+              const u32 f = factors[s / 2][s % 2 * 2 + i], two = bytes[s / 2][s % 2 * 2 + i] >> half * 16 & 0xffff;
+              acc[s][n][i] += superScale(f, two, 0, false) * (float)(part[2 * i] + part[2 * i + 1] * 256);
+              acc[s][n][i] += superMinimum(f, two) * (float)(i ? HIGH : 1) * sum[n];
+            }
+          }
+        }
       }
-      next -= t.stages;
-      if (tiles > 0 && ranks > 0) barrierWait(this->taken, (tiles - 1) & 1);
-      if (threadIdx.x == 0 && ranks > 0) barrierExpect(this->got, FEW_WARPS * ROWS * 8 * this->pairs);
-      this->template send<false>(t.log);
-      const int all = (2 * STRIPS << t.log >> ranks) * 8 * p.rows;
-      const typename Base::Output a = this->output(threadIdx.x, first, t.log);
-      if (ranks > 0) barrierWait(this->got, tiles & 1);
-      else syncWarps(FEW_WARPS);
-      this->finish(a, t.log);
-#pragma unroll 1
-      for (int i = threadIdx.x + FEW_WARPS * 32; i < all; i += FEW_WARPS * 32) this->finish(this->output(i, first, t.log), t.log);
-      first += t.of;
-      if (first == this->end) break;
-      syncWarps(FEW_WARPS);
-      if (ranks > 0 && threadIdx.x < p.ranks) barrierArriveRemote(remoteAddress(this->taken, threadIdx.x));
     }
-  }
-
-  // As NarrowFew::run.
-  __device__ static __forceinline__ void run(const NarrowParams& p) {
-    extern __shared__ __align__(128) char shared[];
-    SuperFew me(p, sharedAddress(shared));
-    if (threadIdx.x == 0) {
-      for (int s = 0; s < p.stages; s++) barrierInit(me.full + s * 8, 1), barrierInit(me.empty + s * 8, JOBS);
-      barrierInit(me.got, 1), barrierInit(me.taken, p.ranks);
-      opened();
-    }
-    if (threadIdx.x < NT * 8) Base::store1(me.tops + threadIdx.x * 4, 0.f);
-    if (threadIdx.x < FEW_ZEROS / 4) Base::store1(me.zeros + threadIdx.x * 4, 0.f);
-    __syncthreads();
-    if (me.ranks > 0) clusterArrive();
-    if (me.warp >= FEW_WARPS) {
-      fewerRegisters<48>();
-      if (elected()) me.produce(me.warp - FEW_WARPS);
-      __syncwarp();
-      if (me.ranks > 0) clusterWait();
-      return;
-    }
-    moreRegisters<96>();
-    waitForEarlier();
-    static_cast<Base&>(me).operands();
-    if (me.ranks > 0) clusterWait();
-    syncWarps(FEW_WARPS);
-    me.consume();
   }
 };
 
@@ -433,8 +414,6 @@ template <class D, int N> struct SuperGroups : NarrowGroups<D, N> {
     }
   }
 };
-#define SUPER_FEW(name, D, NT) \
-  extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) name(const __grid_constant__ NarrowParams p) { SuperFew<D, NT>::run(p); }
 #define SUPER_MANY(name, D, NT) \
   extern "C" __global__ void __launch_bounds__(NARROW_GROUP_THREADS, 1) name(const __grid_constant__ NarrowParams p) { SuperGroups<D, NT * 8>::run(p); }
 #endif

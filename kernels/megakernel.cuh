@@ -249,7 +249,9 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
     const Layout layout(memory, p);
     constexpr bool PACKS = !same<W, Weights>;
     using Math = typename W::Math;
-    using Columns = DecodeOperands<Math, PACKS>;
+    constexpr bool INTEGERS = PACKS && integers<W>;
+    static_assert(!INTEGERS || LLAMA, "digits of gamma and beta would be more operands");
+    using Columns = DecodeOperands<Math, PACKS, INTEGERS>;
     const auto& o = *(const typename Either<PACKS, DecodePacked, DecodeLinear>::type*)layout.fixed->layers[at].body;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     Ring& ring = state.ring;
@@ -325,12 +327,11 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
       const bool beta = o.beta != nullptr;
       copyWait<2>(); // all but the next layer's body, and what is added to elements
       __syncwarp();
-      if constexpr (!LLAMA) Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane, hasMinima(o));
+      if constexpr (!LLAMA) Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane, needsSums<W>(o));
     }
     int prepared = 0; // boxes whose columns of x are operands
 
-    // A box that is used up makes layout for another, which is asked for when the next one is
-    // waited for. That of a layer's last box is asked for in the layer behind.
+    // The box behind one that is used up is asked for when the warp waits for its next box; behind a layer's last box, in the next layer.
     const int stages = p.stages;
     int& owed = state.owed;
     const auto meanwhile = [&]() {
@@ -344,7 +345,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
     const auto factor = [&](int q, int e) { return x + min(q * 4 + (t & 1) * 2 + e, COLUMNS - 1) * DECODE_STRIDE + DECODE_COLUMNS; }; // of row 2t+e; those that are not there count as the last
     const u32 row = (lane & 7) + ((lane >> 3) & 1) * 8, column = (lane >> 4) * 16;
     const u32 scales = layout.scales(p, warp, 0);
-    typename Either<PACKS, PackedBlocks<W>, NoBlocks>::type blocks(o, scales, PACKED ? layout.scales(p, warp, 1) - scales : 0, lane);
+    typename Either<INTEGERS, IntegerBlocks<W>, typename Either<PACKS, PackedBlocks<W>, NoBlocks>::type>::type blocks(o, scales, PACKED ? layout.scales(p, warp, 1) - scales : 0, lane);
     int first = 0;
     do { // once, if there is no tile
       const int now = min(GROUP * SPLIT, tiles - first);
@@ -362,7 +363,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
           if (j == prepared) { // in the first tile
-            Columns::template prepare<ROWS, NORM, LLAMA>(x, raw, gamma, offset, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile, hasMinima(o));
+            Columns::template prepare<ROWS, NORM, LLAMA>(x, raw, gamma, offset, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile, needsSums<W>(o));
             prepared += Columns::together(ROWS);
           }
           const u32 slot = ring.memory + ring.slot * DECODE_BOX;
@@ -385,7 +386,8 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
               barrierWait(ring.full + ring.slot * 8, ring.parity);
             }
             static_assert(PRODUCTS == 1, "gamma and beta, and at most two rows");
-            blocks.multiply(sum[0], v[0], f[0], slot, ring.slot, x + j * (COLUMNS * DECODE_STRIDE), COLUMNS);
+            if constexpr (INTEGERS) j += blocks.multiply(sum[0], slot, ring.slot, x + j * (COLUMNS * DECODE_STRIDE), COLUMNS, min(mine, prepared) - j);
+            else blocks.multiply(sum[0], v[0], f[0], slot, ring.slot, x + j * (COLUMNS * DECODE_STRIDE), COLUMNS);
             if (!blocks.next(j + 1 == mine)) continue;
           } else {
             refill(p, layout, state, warp);
@@ -401,29 +403,31 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
               for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
             }
           }
-          // No fence: all products of these weights come before the next box's, and the copy
-          // behind that. With one, steps of OPT-125m take 2% longer.
+          // No fence: products of these weights come before those of the next box, and the copy behind. A fence costs OPT-125m 2% of a step.
           __syncwarp();
           owed = ring.slot;
           if (++ring.slot == stages) ring.slot = 0, ring.parity ^= 1;
         }
-        // Columns 2t and 2t+1 are leading parts in lanes 0 and 1, others in lanes 2 and 3.
+        const int of = i >> gated, at = (of / SPLIT << gated) + (i & gated); // who finishes the tile, and as which of its group
+        const auto hand = [&](int r, float2 all) { // sums of row r of x, of rows g and g+8, which lie side by side
+          float* const to = sums + ((at * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
+          if (of % SPLIT == rank) *(float2*)to = all;
+          else send2(pair.there(to), pair.other, all.x, all.y);
+        };
+        if constexpr (INTEGERS) {
+          const float high = t & 1 ? 65536.f : 1.f; // of digits 2 and 3
+          float2 all = make_float2(sum[0][0] * high, sum[0][1] * (high / W::HIGH));
+          all.x += __shfl_xor_sync(~0u, all.x, 1), all.y += __shfl_xor_sync(~0u, all.y, 1);
+          if (t % 2 == 0 && t / 2 < COLUMNS) hand(t / 2, all);
+        } else {
 #pragma unroll
-        for (int q = 0; q < PRODUCTS; q++)
+          for (int q = 0; q < PRODUCTS; q++)
 #pragma unroll
-          for (int e = 0; e < 2; e++) { // rows g and g+8, which lie side by side
-            const float2 all = make_float2(sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2), sum[q][e + 2] + __shfl_xor_sync(~0u, sum[q][e + 2], 2));
-            const int r = 4 * q + 2 * t + e;
-            if (t < 2 && r < COLUMNS) {
-              const int of = i >> gated, at = (of / SPLIT << gated) + (i & gated); // who finishes the tile, and as which of its group
-              float* const to = sums + ((at * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
-              if (of % SPLIT == rank) {
-                *(float2*)to = all;
-              } else {
-                send2(pair.there(to), pair.other, all.x, all.y);
-              }
+            for (int e = 0; e < 2; e++) { // columns 2t and 2t+1 are leading parts in lanes 0 and 1, others in lanes 2 and 3
+              const float2 all = make_float2(sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2), sum[q][e + 2] + __shfl_xor_sync(~0u, sum[q][e + 2], 2));
+              if (t < 2 && 4 * q + 2 * t + e < COLUMNS) hand(4 * q + 2 * t + e, all);
             }
-          }
+        }
       }
       if (NORM && first == 0 && mine > 0) {
 #pragma unroll
@@ -530,8 +534,9 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
 
   template <int ROWS, bool NORM> __device__ static __forceinline__ WarpState linearOf(int at, int kind, u32 run, const WarpState& state) {
     if constexpr (PACKED) {
-      if (kind == DECODE_FOUR) return linear<ROWS, NORM, PackedFour>(at, run, state);
-      if (kind == DECODE_EIGHT) return linear<ROWS, NORM, PackedEight>(at, run, state);
+      if (kind == DECODE_FOUR) return linear<ROWS, NORM, typename Either<LLAMA, IntegerFour, PackedFour>::type>(at, run, state);
+      if (kind == DECODE_EIGHT) return linear<ROWS, NORM, typename Either<LLAMA, IntegerEight, PackedEight>::type>(at, run, state);
+      if (kind == DECODE_E4M3) return linear<ROWS, NORM, PackedEight>(at, run, state);
     }
     return linear<ROWS, NORM>(at, run, state);
   }

@@ -104,7 +104,7 @@ struct DecodeAttention {
   Links links;
 };
 
-enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_FOUR = 2, DECODE_EIGHT = 3 }; // the last two: linear, with packed weights
+enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_FOUR = 2, DECODE_EIGHT = 3, DECODE_E4M3 = 4 }; // the last three: linear, with packed weights
 constexpr int DECODE_BODY = 368; // bytes of a layer without its maps
 
 struct alignas(128) DecodeLayer {
@@ -160,14 +160,19 @@ struct DecodeLaunch {
   DecodeTurns turns; // of what is compiled with LLAMA alone
 };
 
-#if __CUDA_ARCH__ >= 900
 // Types for packed weights: megakernel_packed.cuh has the definitions, and comes before megakernel.cuh in units of packed weights.
+struct DigitOperands;
+#if __CUDA_ARCH__ >= 900
 struct DecodePackedFeed;
 struct DecodePacked;
 struct PackedFour;
 struct PackedEight;
+struct IntegerFour;
+struct IntegerEight;
 template <class W> struct PackedBlocks;
-__device__ __forceinline__ bool hasMinima(const DecodeLinear&) { return false; }
+template <class W> struct IntegerBlocks;
+template <class W> __device__ __forceinline__ bool needsSums(const DecodeLinear&) { return false; }
+template <class W> constexpr bool integers = same<W, IntegerFour> || same<W, IntegerEight>; // whether x is cut into digits (digits.cuh)
 
 // In place of PackedBlocks, for layers of 16-bit weights.
 struct NoBlocks {

@@ -6,8 +6,11 @@
 #include "tagged.cuh"
 
 // PACKS: of packed weights, whose minima may need sums of x. Operands of two steps are side by side, as a lane takes them.
-template <class Math, bool PACKS = false> struct DecodeOperands {
+// INTEGERS: operands are digits (DigitOperands).
+template <class Math, bool PACKS = false, bool INTEGERS = false> struct DecodeOperands {
   static_assert(Math::Operand::bytes == 2, "numbers are made of two parts of 16 bits");
+
+  using Of = typename Either<INTEGERS, DigitOperands, DecodeOperands>::type; // what is put
 
   // What the elements of a row that a warp has at once are scaled by, where the type
   // has few exponents: `up` before they are operands, `down` behind the product.
@@ -146,15 +149,17 @@ template <class Math, bool PACKS = false> struct DecodeOperands {
         }
       }
     }
-#pragma unroll
-    for (int m = 0; m < ROWS; m++) {
-      const Scale scale(v[m]);
+    const auto put = [&](int m) {
+      const typename Of::Scale scale(v[m]);
 #pragma unroll
       for (int i = 0; i < BOXES * 2; i++) {
         if (j + i / 2 >= mine) break;
-        put(x + (j + i / 2) * STRIDE + m * DECODE_STRIDE, i % 2, v[m][i], scale, lane, sums);
+        Of::put(x + (j + i / 2) * STRIDE + m * DECODE_STRIDE, i % 2, v[m][i], scale, lane, sums);
       }
-    }
+    };
+    put(0);
+#pragma unroll
+    for (int m = 1; m < ROWS; m++) put(m); // with row 0, NVRTC 12.4 would not unroll the loop of two rows of digits
     __syncwarp();
   }
 };

@@ -1,11 +1,12 @@
 // Layers of the megakernel (megakernel.cuh) whose weights have 8 or 4 bits, in the order of internal/weight/packed.go.
 //
 // A slot of a warp's ring has up to 4096 bytes of 16 rows of W: a few blocks of 128 columns. Copies bring the scales of these rows
-// and columns, and their zeros or minima, to memory behind the rings. A warp turns a block into left operands in registers (gemm_narrow.cuh).
+// and columns, and their zeros or minima, to memory behind the rings. A warp turns a block into left operands in registers (gemm_narrow.cuh), or,
+// in blocks of Llama's shape, multiplies integers (digits.cuh).
 // The sums of each group are multiplied by its scale, so that nothing is rounded. A row's own scale is that of a group that all of its blocks
 // have.
 #pragma once
-#include "gemm_narrow.cuh"
+#include "digits.cuh"
 #include "megakernel_operands.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -45,8 +46,6 @@ struct DecodePacked : DecodeLinear {
 };
 static_assert(sizeof(DecodePacked) <= DECODE_BODY, "");
 
-__device__ __forceinline__ bool hasMinima(const DecodePacked& o) { return o.kind == MINIMA; }
-
 // Decoders, as weights of layers.
 struct PackedFour {
   using Math = MmaF16;
@@ -63,6 +62,61 @@ struct PackedEight {
     else NarrowInt8::decode(a, w, half, less, magic);
   }
 };
+
+struct IntegerFour {
+  using Math = MmaF16; // of gamma and beta
+  using Element = NarrowInt4;
+  static constexpr int CHUNKS = 2, HIGH = 16; // HIGH: a factor that sums of rows lane/4+8 have
+  static constexpr bool zeros = true;
+};
+struct IntegerEight {
+  using Math = MmaF16;
+  using Element = NarrowInt8;
+  static constexpr int CHUNKS = 4, HIGH = 1;
+  static constexpr bool zeros = false;
+};
+
+// Operands of x for products of integers, as DecodeOperands has those of float16.
+struct DigitOperands {
+  // Factors of the elements of a row that a warp has at once: `up` of elements before they become integers, `down` of sums.
+  struct Scale {
+    float2 up, down;
+    template <int N> __device__ __forceinline__ Scale(const float2 (&v)[N]) {
+      u32 top = 0;
+#pragma unroll
+      for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
+      top = __reduce_max_sync(~0u, top);
+      up = powersOf(-digitExponent(top)), down = digitFactors(top, 0);
+    }
+  };
+
+  // The sum of 16 lanes' two digits of two elements each: of the first ones, and 256 times that of the second ones.
+  __device__ static __forceinline__ int sumOf(u32 w) {
+    int sum = (signed char)w + (signed char)(w >> 16) + ((signed char)(w >> 8) + (signed char)(w >> 24)) * 256;
+#pragma unroll
+    for (int k = 8; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
+    return sum;
+  }
+
+  // The digits of 64 elements of a row, half a box, of which each lane has two: at `to`, 16 words of each digit and half. Lanes that have columns
+  // 2q and 2q+8 exchange two digits each. Sums are those of 32 columns: of digits 0 and 1, and behind these of digits 2 and 3.
+  __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane, bool sums) {
+    const u32 first = digitsOf(v.x, scale.up), second = digitsOf(v.y, scale.up);
+    const u32 low = __byte_perm(first, second, 0x5410), high = __byte_perm(first, second, 0x7632);
+    const bool later = lane & 4;
+    const u32 mine = later ? high : low, other = __shfl_xor_sync(~0u, later ? low : high, 4);
+    const u32 a = later ? other : mine, b = later ? mine : other;
+    u32* const at = (u32*)to + half * 64 + (later ? 32 : 0) + (lane & 3) * 4 + (lane >> 4) * 2 + (lane >> 3 & 1);
+    at[0] = __byte_perm(a, b, 0x6240), at[16] = __byte_perm(a, b, 0x7351);
+    if (sums) {
+      const int of = sumOf(low), more = sumOf(high);
+      if (lane % 16 == 0) to[DECODE_SUMS + half * 2 + lane / 16] = __int_as_float(of), to[DECODE_SUMS + 4 + half * 2 + lane / 16] = __int_as_float(more);
+    }
+    if (half == 0 && lane == 0) *(float2*)(to + DECODE_COLUMNS) = scale.down;
+  }
+};
+
+template <class W> __device__ __forceinline__ bool needsSums(const DecodePacked& o) { return o.kind == MINIMA || integers<W> && W::zeros; }
 
 // A warp's way through the blocks of its slots.
 template <class W> struct PackedBlocks {
@@ -159,5 +213,145 @@ template <class W> struct PackedBlocks {
       }
     }
   }
+};
+
+// A warp's way through the blocks of its slots, with products of integers. Lane 4g+t has operands 2t and 2t+1: two digits of row t/2 of x.
+template <class W> struct IntegerBlocks {
+  static constexpr int RUNS = PackedBlocks<W>::RUNS;
+  const int deep, shift, factor, plane, second, kind, zero;
+  const u32 scales, pitch; // of the warp's slots
+  const int lane, t;
+  int in = 0; // of the slot
+
+  __device__ __forceinline__ IntegerBlocks(const DecodePacked& o, u32 scales, u32 pitch, int lane)
+      : deep(o.deep), shift(o.runs), factor(o.factor), plane(o.plane), second(o.behind), kind(o.kind), zero(o.zero), scales(scales), pitch(pitch), lane(lane), t(lane & 3) {}
+  __device__ __forceinline__ bool begins() const { return in == 0; }
+  __device__ __forceinline__ bool next(bool last) {
+    if (++in < deep && !last) return false;
+    in = 0;
+    return true;
+  }
+
+  // Adds the products of a block, or of two or four if the slot and the columns of x, which are there for `left` blocks, have them, to the sums
+  // of rows g and g+8. x has the digits of the block's columns, of `columns` rows. Returns the blocks besides the first one.
+  __device__ __forceinline__ int multiply(float (&sum)[4], u32 memory, int slot, const float* x, int columns, int left) {
+    const u32 at = memory + in * (W::CHUNKS * NARROW_CHUNK) + lane * 16, first = scales + slot * pitch + in * plane;
+    left = min(left, deep - in);
+    if (shift == 2) {
+      if (W::zeros && left >= 4) return several<4>(sum, at, first, x, columns);
+      if (left >= 2) return several<2>(sum, at, first, x, columns);
+      return group<1>(sum, at, first, x, columns), 0;
+    }
+    if (left < 2) return runs<1>(sum, at, first, x, columns), 0;
+    runs<2>(sum, at, first, x, columns);
+    in++;
+    return 1;
+  }
+  template <int B> __device__ __forceinline__ int several(float (&sum)[4], u32 at, u32 first, const float* x, int columns) {
+    group<B>(sum, at, first, x, columns);
+    in += B - 1;
+    return B - 1;
+  }
+
+  // Of B blocks: left operands w, right operands v of 64 columns each, sums `of` 32 columns of x, and two factors f.
+  template <int B> struct Operands {
+    uint4 w[B][W::CHUNKS], v[B][2];
+    int4 of[B];
+    float2 f[B];
+    __device__ __forceinline__ Operands(u32 at, const float* x, int columns, int lane, bool sums) {
+      const int g = lane >> 2, t = lane & 3;
+      const float* const digits = x + (g >> 2) * DECODE_STRIDE + (g & 3) * 16 + t * 4;
+      const float* const row = x + min(t >> 1, columns - 1) * DECODE_STRIDE;
+#pragma unroll
+      for (int b = 0; b < B; b++) {
+        const int to = b * columns * DECODE_STRIDE;
+#pragma unroll
+        for (int c = 0; c < W::CHUNKS; c++) w[b][c] = loadShared16(at + (b * W::CHUNKS + c) * NARROW_CHUNK);
+#pragma unroll
+        for (int h = 0; h < 2; h++) v[b][h] = g >> 2 < columns ? *(const uint4*)(digits + to + h * 64) : make_uint4(0, 0, 0, 0);
+        of[b] = sums ? *(const int4*)(row + to + DECODE_SUMS + (t & 1) * RUNS) : make_int4(0, 0, 0, 0);
+        f[b] = *(const float2*)(row + to + DECODE_COLUMNS);
+      }
+    }
+    __device__ __forceinline__ void product(int (&part)[4], bool fresh, int b, int i) const {
+      u32 a[4];
+      integersOf(typename W::Element(), a, w[b][i * W::CHUNKS / RUNS], i % 2);
+      multiplyIntegers<W::zeros>(fresh, part, a, i % 2 ? v[b][i / 2].z : v[b][i / 2].x, i % 2 ? v[b][i / 2].w : v[b][i / 2].y);
+    }
+  };
+
+  // B blocks whose columns have one scale each, a group's or a row's.
+  template <int B> __device__ __forceinline__ void group(float (&sum)[4], u32 at, u32 first, const float* x, int columns) const {
+    const Operands<B> o(at, x, columns, lane, W::zeros);
+    float scale[B][2];
+    int zeros[B][2];
+#pragma unroll
+    for (int b = 0; b < B; b++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) scale[b][i] = loadFactor(first + b * plane, (lane >> 2) + i * 8, W::zeros ? 2 : factor), zeros[b][i] = zero;
+    if (W::zeros && kind == ZEROS)
+#pragma unroll
+      for (int b = 0; b < B; b++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) zeros[b][i] = loadShared2(first + second + b * plane + ((lane >> 2) + i * 8) * 2);
+    int part[B][2][4]; // two chains of products each
+#pragma unroll
+    for (int i = 0; i < RUNS; i++)
+#pragma unroll
+      for (int b = 0; b < B; b++) o.product(part[b][i % 2], i < 2, b, i);
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      const int less = -(o.of[b].x + o.of[b].y + o.of[b].z + o.of[b].w);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        int v = (part[b][0][2 * i] + part[b][1][2 * i]) + (part[b][0][2 * i + 1] + part[b][1][2 * i + 1]) * 256;
+        if constexpr (W::zeros) v += zeros[b][i] * (less * (i ? W::HIGH : 1));
+        sum[i] += scale[b][i] * (float)v * o.f[b].x * o.f[b].y;
+      }
+    }
+  }
+
+  // B blocks with groups of 32 or 64 columns. Scales and minima are float16, zeros integers; a register has two runs' numbers.
+  template <int B> __device__ __forceinline__ void runs(float (&sum)[4], u32 at, u32 first, const float* x, int columns) const {
+    const Operands<B> o(at, x, columns, lane, W::zeros || kind == MINIMA);
+    u32 scale[B][4], more[B][4];
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      const u32 from = first + b * plane + ((lane >> 4) * 2 + (lane & 1) >> shift) * (DECODE_TILE * 2) + (lane >> 3 & 1) * 16;
+      loadMatrixTransposed(scale[b], from);
+      if (kind != NO_SECOND) {
+        loadMatrixTransposed(more[b], from + second);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) more[b][i] = zero * 0x10001;
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      int part[RUNS][4];
+#pragma unroll
+      for (int i = 0; i < RUNS; i++) o.product(part[i], true, b, i);
+      const int of[RUNS] = {o.of[b].x, o.of[b].y, o.of[b].z, o.of[b].w};
+      float all[2] = {};
+      if (kind == MINIMA) {
+#pragma unroll
+        for (int i = 0; i < RUNS; i++)
+#pragma unroll
+          for (int r = 0; r < 2; r++) all[r] += half(scale[b][i / 2 * 2 + r], i % 2) * valueOf(part[i], r) + half(more[b][i / 2 * 2 + r], i % 2) * (float)(of[i] * (r ? W::HIGH : 1));
+      } else {
+#pragma unroll
+        for (int i = 0; i < RUNS; i++)
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            const u32 pair = more[b][i / 2 * 2 + r];
+            all[r] += half(scale[b][i / 2 * 2 + r], i % 2) * valueOf(part[i], r, W::zeros ? (int)(i % 2 ? pair >> 16 : pair & 0xffff) * (of[i] * -(r ? W::HIGH : 1)) : 0);
+          }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) sum[r] += all[r] * o.f[b].x * o.f[b].y;
+    }
+  }
+  __device__ static __forceinline__ float half(u32 pair, int high) { return high ? Float16::high(pair) : Float16::low(pair); }
+  __device__ static __forceinline__ float valueOf(const int (&part)[4], int r, int more = 0) { return (float)(part[2 * r] + part[2 * r + 1] * 256 + more); }
 };
 #endif

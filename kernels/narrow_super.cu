@@ -5,8 +5,10 @@
 #include "gemm_narrow_super.cuh"
 
 // 8 columns of operands, for a decode step: by clusters, so on 9.0 alone.
-SUPER_FEW(narrow_super_int4_8, NarrowInt4, 1)
-SUPER_FEW(narrow_super_int8_8, NarrowInt8, 1)
+NARROW_FEW(narrow_super_int4_8, SuperFew<NarrowInt4, 1>)
+NARROW_FEW(narrow_super_int8_8, SuperFew<NarrowInt8, 1>)
+NARROW_FEW(narrow_super_integers_int4_8, SuperIntegers<NarrowInt4, 1>)
+NARROW_FEW(narrow_super_integers_int8_8, SuperIntegers<NarrowInt8, 1>)
 SUPER_MANY(narrow_super_int4_32, NarrowInt4, 4)
 SUPER_MANY(narrow_super_int8_32, NarrowInt8, 4)
 

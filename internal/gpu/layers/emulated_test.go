@@ -189,6 +189,7 @@ func TestEmulatedNarrowRows(t *testing.T) {
 
 func TestEmulatedNarrow(t *testing.T) {
 	m, d := emulatedDecoder(t, 5)
+	testNarrowNotFinite(t, m, d)
 	testNarrow(t, m, d, reftest.Cases(t, 16, 64), 600, 300, 1, 2, 3, 4, 5, 9, 17, 20, 33)
 	testNarrow(t, m, d, reftest.Cases(t, 1, 4), 128, 40, 40, 65)
 	testNarrowGather(t, m, d)

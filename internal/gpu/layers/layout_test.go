@@ -101,8 +101,13 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"STRIPS = NT == 1 ? 4 : 2, ROWS = STRIPS * 16;",
 			"JOBS = NARROW_STRIPS / STRIPS,",
 			"TEAMS = FEW_WARPS / JOBS;",
-			"zeros(ring + p.stages * p.stage), x(zeros + FEW_ZEROS), sums(x + most * 64), parts(sums + (p.kind == MINIMA ? (most * 4 + 15) / 16 * 16 : 0)), tops(parts + FEW_WARPS * ROWS * 8 * pairs), downs(tops + NT * 32), full(downs + NT * 32), empty(full + p.stages * 8), got(empty + p.stages * 8), taken(got + 8)",
+			"zeros(ring + p.stages * p.stage), x(zeros + FEW_ZEROS), sums(x + most * Me::OPERAND), parts(sums + (Me::makesSums(p) ? (most * 4 + 15) / 16 * 16 : 0)), tops(parts + FEW_WARPS * ROWS * 8 * pairs), downs(tops + NT * 32), full(downs + NT * 32), empty(full + p.stages * 8), got(empty + p.stages * 8), taken(got + 8)",
 			"return factors * NARROW_TILE * p.factor;",
+			"OPERAND = 64; __device__ static __forceinline__ bool makesSums(const NarrowParams& p) { return p.kind == MINIMA; } __device__ static __forceinline__ int pairsOf(const NarrowParams& p) { return (p.columns + 1) / 2; }",
+		},
+		"digits.cuh": {"constexpr int DIGITS = 4;"},
+		"gemm_narrow_integers.cuh": {
+			"OPERAND = 32,", "bool makesSums(const NarrowParams& p) { return D::zeros || p.kind == MINIMA; } __device__ static __forceinline__ int pairsOf(const NarrowParams& p) { return p.rows; }",
 		},
 		"gemm_narrow_groups.cuh": {
 			"constexpr int NARROW_GROUP_WARPS = NARROW_STRIPS;",

@@ -29,7 +29,7 @@ const (
 	decodeStride  = 144   // floats of a box's columns of a row of x
 	decodeBody    = 368
 
-	linearKind, attentionKind, fourKind, eightKind = 0, 1, 2, 3
+	linearKind, attentionKind, fourKind, eightKind, e4m3Kind = 0, 1, 2, 3, 4
 )
 
 const (

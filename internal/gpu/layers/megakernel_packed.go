@@ -133,11 +133,10 @@ func (c *Megakernel) writeFeed(t *decodeLayer, p *megakernelLayer, feed decodeFe
 		x := (*decodePacked)(unsafe.Pointer(&t.body))
 		x.deep, x.runs, x.factor, x.behind, x.kind, x.zero, x.magic = int32(l.deep), l.shift(), int32(w.Factor), int32(l.second), int32(w.Kind), w.Zero, narrowMagic
 		x.plane = int32(l.groups * decodeTile * w.Factor)
-		if w.Format == weight.E4M3 {
-			x.e4m3 = 1
-		}
 		t.kind = eightKind
-		if w.Kernels == "int4" {
+		if w.Format == weight.E4M3 {
+			t.kind, x.e4m3 = e4m3Kind, 1
+		} else if w.Kernels == "int4" {
 			t.kind = fourKind
 		}
 		f.maps = maps + uint64(len(c.maps))*uint64(unsafe.Sizeof(cuda.TensorMap{}))

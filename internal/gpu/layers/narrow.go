@@ -49,9 +49,13 @@ var (
 // narrowElements are the elements of packed matrices, by their numbers in narrow_gather.
 var narrowElements = [...]string{"int8", "e4m3", "int4"}
 
+// narrowIntegers are the elements that have products of integers.
+var narrowIntegers = [...]string{"int8", "int4"}
+
 // narrowKernels are loaded at first use.
 type narrowKernels struct {
 	of               map[string]*[len(narrowColumns)]*cuda.Function // by elements
+	integers         map[string]*[len(narrowColumns)]*cuda.Function // by elements: with products of integers, of up to fewColumns columns
 	operands, gather *cuda.Function
 	merge            [len(narrowColumns)]*cuda.Function // of kernels with warp groups
 	super            *narrowKernels                     // for super-blocks; nil: not loaded yet
@@ -64,7 +68,7 @@ func (d *Engine) narrowOf() (*narrowKernels, error) {
 	if d.narrow != nil {
 		return d.narrow, nil
 	}
-	k := &narrowKernels{of: map[string]*[len(narrowColumns)]*cuda.Function{}}
+	k := &narrowKernels{of: map[string]*[len(narrowColumns)]*cuda.Function{}, integers: map[string]*[len(narrowColumns)]*cuda.Function{}}
 	err := d.dev.Relaxed(func() error {
 		m, err := gpu.Module(d.dev, narrowUnit)
 		if err != nil {
@@ -95,6 +99,20 @@ func (d *Engine) narrowOf() (*narrowKernels, error) {
 			k.of[of] = new([len(narrowColumns)]*cuda.Function)
 			for i, n := range narrowColumns {
 				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", unit, of, n)); err != nil {
+					return err
+				}
+			}
+		}
+		if !d.narrowGroups() {
+			return nil
+		}
+		for _, of := range narrowIntegers {
+			k.integers[of] = new([len(narrowColumns)]*cuda.Function)
+			for i, n := range narrowColumns {
+				if n > fewColumns {
+					continue
+				}
+				if k.integers[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_integers_%s_%d", unit, of, n)); err != nil {
 					return err
 				}
 			}
@@ -154,6 +172,7 @@ type narrowLaunch struct {
 	stages, stage int
 	tiles, units  int
 	ranks, shared int // of a launch by clusters
+	cut           int // operands of an element of x of a launch by clusters
 }
 
 // narrowGroup is launches with the same operands.
@@ -197,14 +216,16 @@ func (d *Engine) planNarrow(o *Linear) (p narrowPlan, err error) {
 			continue
 		}
 		l := narrowLaunch{first: i, parts: 1, packed: part.Packed, kind: d.narrowKindOf(part.Packed, columns)}
-		if l.of, _, err = d.kernelsOf(l.packed); err != nil {
+		k, err := d.kernelsOf(l.packed)
+		if err != nil {
 			return p, err
 		}
+		l.of = k.of[l.packed.Kernels]
 		if i+1 < len(o.Parts) && part.Out < part.Packed.Rows { // halves of one weight
 			l.parts = 2
 			i++
 		}
-		if ok, err := d.configureFew(&l, p.rows, p.rows*p.parts); err != nil {
+		if ok, err := d.configureFew(&l, k, p.rows, p.parts); err != nil {
 			return p, err
 		} else if ok {
 			p.few = append(p.few, l)
@@ -475,7 +496,7 @@ type narrowGatherParams struct {
 // gatherNarrow queues a Gather of a packed table.
 func (d *Engine) gatherNarrow(s *cuda.Stream, o *Gather) error {
 	w := o.Packed
-	_, gather, err := d.kernelsOf(w)
+	k, err := d.kernelsOf(w)
 	if err != nil {
 		return err
 	}
@@ -500,7 +521,7 @@ func (d *Engine) gatherNarrow(s *cuda.Stream, o *Gather) error {
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Table, o.IDs, o.Residual, o.Y)
-	return gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{narrowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
+	return k.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{narrowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
 }
 
 // checkNarrow checks a Gather's packed table.

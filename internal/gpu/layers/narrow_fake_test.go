@@ -48,7 +48,7 @@ func TestNarrowLaunches(t *testing.T) {
 					return kind > 0 && (columns <= narrowColumns[kind-1] && (!l.packed.Super || d.hasSuper(narrowColumns[kind-1])))
 				}
 				if len(p.few) == 1 {
-					l, columns, most = p.few[0], p.rows*p.parts, p.few[0].ranks*attn.Ceil(out, fewShare)
+					l, columns, most = p.few[0], p.rows*p.few[0].cut, p.few[0].ranks*attn.Ceil(out, fewShare)
 				} else {
 					l = p.groups[0].launches[0]
 					most = l.tiles * narrowShares[l.kind]
@@ -155,13 +155,13 @@ func TestNarrowFew(t *testing.T) {
 	}
 	noError(t, d.Linear(m.Stream, &o))
 	all := launches()
-	if len(all) != 1 || all[0].Kernel != "narrow_hopper_int4_8" || all[0].Cluster < 2 || all[0].Blocks%all[0].Cluster != 0 {
+	if len(all) != 1 || all[0].Kernel != "narrow_hopper_integers_int4_16" || all[0].Cluster < 2 || all[0].Blocks%all[0].Cluster != 0 {
 		t.Fatalf("%+v", all)
 	}
 	p := (*narrowParams)(unsafe.Pointer(&all[0].Arg[0]))
 	w := &o.Parts[0].W
 	if p.x != o.X.Address() || p.order != w.Address()+uint64(packed.Order) || p.scales != w.Address()+uint64(packed.Scales) || p.y != o.Parts[0].Y.Address() || p.residual != o.Residual.Address() ||
-		p.rows != rows || p.parts != 2 || p.columns != 2*rows || p.in != in || int(p.ranks) != all[0].Cluster || p.units != 64 || p.stage != 16384+2*512 || p.early != 0 || p.stages*p.stage > int32(all[0].Shared) {
+		p.rows != rows || p.parts != fewDigits || p.columns != fewDigits*rows || p.in != in || int(p.ranks) != all[0].Cluster || p.units != 64 || p.stage != 16384+2*512 || p.early != 0 || p.stages*p.stage > int32(all[0].Shared) {
 		t.Errorf("%+v", p)
 	}
 	for _, x := range []gpu.Memory{o.X, o.Residual, *w, o.Parts[0].Y} {

@@ -10,7 +10,8 @@ import (
 )
 
 // Linear layers with weights of 8 and 4 bits, of up to fewColumns columns of operands: clusters whose thread blocks share the columns of W
-// (kernels/gemm_narrow_few.cuh).
+// (kernels/gemm_narrow_few.cuh). With integers as weights and up to fewColumns/fewDigits rows, products are those of integers
+// (kernels/gemm_narrow_integers.cuh).
 
 // Constants of the kernels.
 const (
@@ -19,6 +20,9 @@ const (
 	fewStage   = narrowWeights
 	fewShare   = 64 // rows of W that clusters share out
 	fewZeros   = 64
+
+	fewDigits = 4         // operands of an element of x, in products of integers
+	fewExact  = 1<<17 - 1 // columns of W whose products with bytes have sums of 32 bits
 
 	fewColumns   = 16 // columns of operands
 	narrowFewest = fewColumns + 1
@@ -40,11 +44,16 @@ var (
 )
 
 // configureFew chooses the launch by clusters for a part. ok reports whether there is one.
-func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err error) {
-	if !d.narrowGroups() || columns > fewColumns {
+func (d *Engine) configureFew(l *narrowLaunch, k *narrowKernels, rows, parts int) (ok bool, err error) {
+	if !d.narrowGroups() || rows*parts > fewColumns {
 		return false, nil
 	}
-	w, kind := l.packed, d.narrowKindOf(l.packed, columns)
+	w, of, cut := l.packed, l.of, parts
+	if integers := k.integers[w.Kernels]; integers != nil && w.Kind != weight.PackedRuns && w.Columns <= fewExact && rows*fewDigits <= fewColumns && narrowColumns[d.narrowKindOf(w, rows*fewDigits)] <= fewColumns {
+		of, cut = integers, fewDigits
+	}
+	columns := rows * cut
+	kind := d.narrowKindOf(w, columns)
 	if narrowColumns[kind] > fewColumns {
 		return false, nil
 	}
@@ -60,12 +69,12 @@ func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err 
 			continue
 		}
 		most := attn.Ceil(units, ranks)
-		shared, stages := d.fewShared(w, kind, columns, most, stage)
+		shared, stages := d.fewShared(w, kind, rows, cut, most, stage)
 		if stages == 0 {
 			continue
 		}
 		g := clusterGrid(1, ranks, fewThreads, shared, true)
-		clusters, err := d.clustersAtOnce(clusterKey{w.Format, -100 - kind, ranks, shared, false}, l.of[kind], g)
+		clusters, err := d.clustersAtOnce(clusterKey{w.Format, -100 - kind - cut*len(narrowColumns), ranks, shared, false}, of[kind], g)
 		if err != nil {
 			return false, err
 		}
@@ -77,6 +86,7 @@ func (d *Engine) configureFew(l *narrowLaunch, rows, columns int) (ok bool, err 
 		if cost := float64(reads) + fewEnd*float64(ends) + fewOperands*elements; !ok || cost < best {
 			ok, best = true, cost
 			l.kind, l.units, l.stages, l.stage, l.shared, l.ranks, l.blocks = kind, units, stages, stage, shared, ranks, ranks*clusters
+			l.of, l.cut = of, cut
 		}
 	}
 	return ok, nil
@@ -102,10 +112,14 @@ func fewWork(pieces, clusters, most, kind int) (stages, tiles int) {
 }
 
 // fewShared returns the shared memory of a block with some units, and the stages of its ring, 0 if it does not fit.
-func (d *Engine) fewShared(w *weight.Packed, kind, columns, units, stage int) (shared, stages int) {
-	deep, blocks := units*narrowDeep(w), attn.Ceil(columns, 8)
-	rest := fewZeros + deep*columns*64 + fewWarps*fewHigh[kind]*8*attn.Ceil(columns, 2) + 2*32*blocks + 16
-	if w.Kind == weight.PackedMinima {
+func (d *Engine) fewShared(w *weight.Packed, kind, rows, cut, units, stage int) (shared, stages int) {
+	columns := rows * cut
+	deep, blocks, bytes, pairs := units*narrowDeep(w), attn.Ceil(columns, 8), 64, attn.Ceil(columns, 2)
+	if cut == fewDigits {
+		bytes, pairs = 32, rows
+	}
+	rest := fewZeros + deep*columns*bytes + fewWarps*fewHigh[kind]*8*pairs + 2*32*blocks + 16
+	if w.Kind == weight.PackedMinima || cut == fewDigits && w.Kernels == "int4" {
 		rest += attn.Ceil(deep*columns*4, 16) * 16
 	}
 	stage += 16
@@ -130,7 +144,7 @@ func (d *Engine) queueFew(s *cuda.Stream, o *Linear, p *narrowPlan, l *narrowLau
 	if !l.packed.Super {
 		a.ahead = 0 // on an H200, a prefetch makes launches up to 10% longer
 	}
-	a.x, a.columns, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*p.parts), int32(o.In), int32(l.ranks)
+	a.x, a.columns, a.parts, a.in, a.ranks = x.Address()+uint64(row)*uint64(o.In)*4, int32(rows*l.cut), int32(l.cut), int32(o.In), int32(l.ranks)
 	part, last := &o.Parts[l.first], &o.Parts[l.first+l.parts-1]
 	if l.packed.Order > 0 {
 		a.order = part.W.Address() + uint64(l.packed.Order)

@@ -248,8 +248,8 @@ func testNarrow(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 				size += math.Abs(left[r*in+k]) * p.size[c*in+k]
 				top = max(top, math.Abs(left[r*in+k]))
 			}
-			for k := range in { // parts below the smallest float16
-				size += top * p.size[c*in+k] * 0x1p-14
+			for k := range in { // parts below the smallest float16, and what digits round: 2^-31 of the largest element
+				size += top * p.size[c*in+k] * 0x1p-13
 			}
 			return sum + p.b[c], lost*(size+math.Abs(p.b[c])) + cutOff(true, in, 2)*size
 		}
@@ -294,6 +294,49 @@ func testNarrow(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 	}
 }
 
+// testNarrowNotFinite: outputs of a row of x with an infinite element, or with one that is no number, are not finite, and other rows keep
+// their bits.
+func testNarrowNotFinite(t *testing.T, m *machine, d *Engine) {
+	rng := reftest.Rand(t)
+	for _, f := range packable() {
+		in, out, rows := 256*(1+rng.IntN(3)), 1+rng.IntN(300), 2+rng.IntN(3)
+		w, _ := narrowMatrix(rng, f, out, in, true)
+		packed, memory := m.pack(t, &w, in)
+		x := m.random(t, rng, attn.Float32, rows*in, 1)
+		o := Linear{Rows: rows, In: in, X: x.Memory, Parts: []LinearPart{{W: memory, Y: m.empty(t, rows*out), Out: out, Packed: packed}}}
+		n, err := d.Scratch(&o)
+		noError(t, err)
+		o.Scratch = m.empty(t, n)
+		run := func() []byte {
+			noError(t, d.Linear(m.Stream, &o))
+			m.Settle(t)
+			return enginetest.Read(t, &o.Parts[0].Y)
+		}
+		before := run()
+		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+			data, row := enginetest.Read(t, &o.X), rng.IntN(rows)
+			at := row*in + rng.IntN(in)
+			was := enginetest.Get(data, at, attn.Float32)
+			enginetest.Put(data, at, attn.Float32, bad)
+			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
+			y := run()
+			for i := range rows * out {
+				got, want := enginetest.Get(y, i, attn.Float32), enginetest.Get(before, i, attn.Float32)
+				if i/out == row && !math.IsNaN(got) && !math.IsInf(got, 0) || i/out != row && got != want {
+					t.Fatalf("%v, %d x %d x %d, element %d of row %d is %v: row %d, column %d: %v, %v before", f, rows, in, out, at%in, row, bad, i/out, i%out, got, want)
+				}
+			}
+			enginetest.Put(data, at, attn.Float32, was)
+			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
+		}
+		for _, memory := range []*gpu.Memory{&o.X, &memory, &o.Parts[0].Y, &o.Scratch} {
+			if memory.Buffer != nil {
+				noError(t, memory.Buffer.Close())
+			}
+		}
+	}
+}
+
 // testNarrowGather reads rows of tables of 8 and 4 bits.
 func testNarrowGather(t *testing.T, m *machine, d *Engine) {
 	rng := reftest.Rand(t)
@@ -331,6 +374,7 @@ func testNarrowGather(t *testing.T, m *machine, d *Engine) {
 
 func TestGPUNarrow(t *testing.T) {
 	m, d := realDecoder(t)
+	testNarrowNotFinite(t, m, d)
 	testNarrow(t, m, d, enginetest.OrShort(240, 48), enginetest.OrShort(4096, 1000), 1300, 1, 2, 3, 4, 5, 8, 13, 16, 17, 31, 32, 33, 64, 65, 100)
 	testNarrowGather(t, m, d)
 }

@@ -19,16 +19,13 @@ func (d *Engine) hasSuper(columns int) bool {
 	return columns == superMost || columns == narrowColumns[0] && d.narrowGroups()
 }
 
-// kernelsOf returns the kernels for packed weights: for each number of columns, and for rows of a table. The first use loads the kernels.
-func (d *Engine) kernelsOf(w *weight.Packed) (of *[len(narrowColumns)]*cuda.Function, gather *cuda.Function, err error) {
+// kernelsOf returns the kernels for packed weights. The first use loads the kernels.
+func (d *Engine) kernelsOf(w *weight.Packed) (*narrowKernels, error) {
 	k, err := d.narrowOf()
 	if err == nil && w.Super {
 		k, err = d.superOf(k)
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return k.of[w.Kernels], k.gather, nil
+	return k, err
 }
 
 // superOf returns the kernels for super-blocks.
@@ -38,19 +35,27 @@ func (d *Engine) superOf(all *narrowKernels) (*narrowKernels, error) {
 	if all.super != nil {
 		return all.super, nil
 	}
-	k := &narrowKernels{of: map[string]*[len(narrowColumns)]*cuda.Function{}}
+	k := &narrowKernels{of: map[string]*[len(narrowColumns)]*cuda.Function{}, integers: map[string]*[len(narrowColumns)]*cuda.Function{}}
 	err := d.dev.Relaxed(func() error {
 		m, err := gpu.Module(d.dev, narrowSuperUnit)
 		if err != nil {
 			return err
 		}
-		for _, of := range [...]string{"int8", "int4"} {
+		for _, of := range narrowIntegers {
 			k.of[of] = new([len(narrowColumns)]*cuda.Function)
 			for i, n := range narrowColumns {
 				if !d.hasSuper(n) {
 					continue
 				}
 				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", narrowSuperUnit, of, n)); err != nil {
+					return err
+				}
+			}
+		}
+		if d.narrowGroups() {
+			for _, of := range narrowIntegers {
+				k.integers[of] = new([len(narrowColumns)]*cuda.Function)
+				if k.integers[of][0], err = gpu.WithShared(m, fmt.Sprintf("%s_integers_%s_%d", narrowSuperUnit, of, narrowColumns[0])); err != nil {
 					return err
 				}
 			}
