@@ -280,6 +280,9 @@ func testAttendSegments(t *testing.T, gpu *device.GPU, query tensor.Dtype, stora
 	}
 	out, q := floats(a.Out), floats(a.Q)
 	off := 3e-6
+	if gpu != nil && storage == la.BFloat16 { // weights are two parts of bfloat16, which lose 2^-18 of a weight
+		off = 1.2e-5
+	}
 	switch query {
 	case la.Float16:
 		off = 2e-3
