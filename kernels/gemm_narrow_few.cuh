@@ -15,8 +15,9 @@ constexpr int FEW_ZEROS = 64;                // bytes of operands that are 0
 constexpr int FEW_TOGETHER = 4;              // pieces of x, of 8 times 32 columns, that a warp loads together
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// E4M3 by instructions that convert two numbers, where all weights that are multiplied are there: what is in place of others may be NaN.
-struct HopperE4M3 : NarrowE4M3 { // not times 2^-8
+// Converts E4M3 weights two at a time, by an instruction. Numbers keep their size: NarrowE4M3 makes them 2^-8 times as large. Every byte that
+// is multiplied must be a weight, since 0x7f and 0xff become NaN.
+struct HopperE4M3 : NarrowE4M3 {
   __device__ static __forceinline__ void two(u32& even, u32& odd, u32 w) {
     const u32 pairs = __byte_perm(w, 0, 0x3120);
     asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }" : "=r"(even), "=r"(odd) : "r"(pairs));
@@ -27,19 +28,19 @@ struct HopperE4M3 : NarrowE4M3 { // not times 2^-8
   }
 };
 
-// A factor of scales. Those of E4M3 are for numbers times 2^-8.
+// The factor of scales. Packed scales of E4M3 are for numbers times 2^-8.
 template <class D> constexpr float factorOf = same<D, HopperE4M3> ? 0x1p-8f : 1.f;
 
-// The parts of a kernel that do not depend on the operands' type, for NT blocks of eight columns of operands. The kernel, Me, has:
+// What kernels for float16 operands and for digits share, for NT blocks of eight columns of operands. The kernel, Me, has:
 //
 //   OPERAND     bytes of 32 columns of an operand
-//   makesSums   whether 32 columns of an operand have a sum, behind the operands
-//   pairsOf     pairs of sums that warps send, a pair for a row of x or for two
-//   each        sums of a row of x that warps send
+//   makesSums   whether operands have sums, in the memory behind the operands
+//   pairsOf     pairs of sums that a warp sends for each row of W
+//   each        sums that a warp sends for each row of x
 //   operands    makes operands of the block's slice of x
-//   clear       forgets the sums of a tile
+//   clear       sets the sums of a tile to 0
 //   multiply    adds the products of a job
-//   send        sends a warp's sums
+//   send        sends the sums of a warp
 template <class Me, class D, int NT> struct NarrowFew {
   static constexpr int STRIPS = NT == 1 ? 4 : 2, ROWS = STRIPS * 16; // of a job. More sums would leave no registers for the next launch's blocks.
   static constexpr int JOBS = NARROW_STRIPS / STRIPS, LOG_JOBS = JOBS == 4 ? 2 : 3, JOB = FEW_STAGE / JOBS; // of a stage; bytes
@@ -176,25 +177,47 @@ template <class Me, class D, int NT> struct NarrowFew {
     }
   }
 
-  // Finds the largest magnitude of each row of the block's slice of x. v has the elements that the warp came by last, all of them if all the
-  // block's pieces, of 8 times 32 columns of a row, are few.
+  // A piece of the block's slice of x is 8 times 32 columns of a row, and a lane has eight elements of the piece. A pass of a warp takes
+  // FEW_TOGETHER pieces. Elements behind the last piece are 0.
+  __device__ __forceinline__ int wide() const { return (deep + 7) / 8; } // pieces of a row
+  __device__ __forceinline__ void loadPieces(float (&v)[FEW_TOGETHER][8], int first) const {
+#pragma unroll
+    for (int j = 0; j < FEW_TOGETHER; j++) {
+      const int of = first + j * FEW_WARPS;
+      elements(v[j], min(of / wide(), p.rows - 1), of < wide() * p.rows ? of % wide() * 8 + g : deep);
+    }
+  }
+
+  // Finds the largest magnitude of each row of the block's slice of x. v keeps the elements of the warp's last pass.
   __device__ __forceinline__ void findTops(float (&v)[FEW_TOGETHER][8]) const {
-    const int wide = (deep + 7) / 8, all = wide * p.rows;
+    const int all = wide() * p.rows;
 #pragma unroll 1
     for (int first = warp; first < all; first += FEW_WARPS * FEW_TOGETHER) {
+      loadPieces(v, first);
 #pragma unroll
       for (int j = 0; j < FEW_TOGETHER; j++) {
         const int of = first + j * FEW_WARPS;
-        elements(v[j], min(of / wide, p.rows - 1), of < all ? of % wide * 8 + g : deep);
-      }
-#pragma unroll
-      for (int j = 0; j < FEW_TOGETHER; j++) {
-        const int of = first + j * FEW_WARPS;
-        u32 top = 0; // of bits: NaN is above all numbers
+        u32 top = 0; // NaN has more bits than every number
 #pragma unroll
         for (int k = 0; k < 8; k++) top = max(top, __float_as_uint(v[j][k]) & 0x7fffffff);
         top = __reduce_max_sync(~0u, top);
-        if (lane == 0 && of < all) raise(tops + of / wide * 4, __uint_as_float(top));
+        if (lane == 0 && of < all) raise(tops + of / wide() * 4, __uint_as_float(top));
+      }
+    }
+  }
+
+  // Calls make(elements, row, i) for the warp's pieces, behind findTops. i: the lane's 32 columns of the slice.
+  template <class F> __device__ __forceinline__ void eachPiece(float (&v)[FEW_TOGETHER][8], const F& make) const {
+    const int all = wide() * p.rows;
+    const bool one = all <= FEW_WARPS * FEW_TOGETHER; // v has all elements
+#pragma unroll 1
+    for (int first = warp; first < all; first += FEW_WARPS * FEW_TOGETHER) {
+      if (!one) loadPieces(v, first);
+#pragma unroll
+      for (int j = 0; j < FEW_TOGETHER; j++) {
+        const int of = first + j * FEW_WARPS;
+        if (of >= all) break;
+        make(v[j], of / wide(), of % wide() * 8 + g);
       }
     }
   }
@@ -312,7 +335,7 @@ template <class Me, class D, int NT> struct NarrowFew {
   }
 };
 
-// Operands are parts of float16, and weights become float16 in registers. Other is a kernel that has products of its own, or void.
+// Multiplies x as parts of float16 with weights that become float16 in registers. Other is a kernel with its own `multiply`, or void.
 template <class D, int NT, class Other = void> struct HalfFew : NarrowFew<typename Either<same<Other, void>, HalfFew<D, NT>, Other>::type, D, NT> {
   using Base = NarrowFew<typename Either<same<Other, void>, HalfFew<D, NT>, Other>::type, D, NT>;
   using Base::Base;
@@ -334,49 +357,36 @@ template <class D, int NT, class Other = void> struct HalfFew : NarrowFew<typena
 
   // Makes operands of the block's slice of x, times a power of two that brings the largest magnitude of a row's slice near 2^8.
   __device__ __forceinline__ void operands() {
-    const int wide = (deep + 7) / 8, all = wide * p.rows;
     float v[FEW_TOGETHER][8];
     this->findTops(v);
     syncWarps(FEW_WARPS);
     if (threadIdx.x < p.columns) store1(downs + threadIdx.x * 4, powerOf(exponentOf(loadShared(tops + threadIdx.x / p.parts * 4))));
-    const bool one = all <= FEW_WARPS * FEW_TOGETHER; // the elements are still in registers
+    this->eachPiece(v, [&](float (&e)[8], int row, int i) {
+      const float up = powerOf(-exponentOf(loadShared(tops + row * 4)));
+#pragma unroll
+      for (int k = 0; k < 8; k++) e[k] *= up;
 #pragma unroll 1
-    for (int first = warp; first < all; first += FEW_WARPS * FEW_TOGETHER) {
+      for (int k = 0; k < p.parts; k++) {
+        u32 w[4];
+        float sum = 0.f;
 #pragma unroll
-      for (int j = 0; j < FEW_TOGETHER; j++) {
-        const int of = first + j * FEW_WARPS;
-        if (!one) elements(v[j], min(of / wide, p.rows - 1), of < all ? of % wide * 8 + g : deep);
-      }
-#pragma unroll
-      for (int j = 0; j < FEW_TOGETHER; j++) {
-        const int of = first + j * FEW_WARPS;
-        if (of >= all) break;
-        const int row = of / wide, i = of % wide * 8 + g;
-        const float up = powerOf(-exponentOf(loadShared(tops + row * 4)));
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[j][k] *= up;
-#pragma unroll 1
-        for (int k = 0; k < p.parts; k++) {
-          u32 w[4];
-          float sum = 0.f;
-#pragma unroll
-          for (int l = 0; l < 4; l++) {
-            w[l] = Float16::pack(v[j][2 * l], v[j][2 * l + 1]);
-            const float a = Float16::low(w[l]), b = Float16::high(w[l]);
-            sum += a + b, v[j][2 * l] -= a, v[j][2 * l + 1] -= b;
-          }
-          if (p.kind == MINIMA) {
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-          }
-          if (i >= deep) continue;
-          const int at = i * p.columns + row * p.parts + k;
-          asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(x + at * 64 + q * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-          if (q == 0 && p.kind == MINIMA) store1(sums + at * 4, sum);
+        for (int l = 0; l < 4; l++) {
+          w[l] = Float16::pack(e[2 * l], e[2 * l + 1]);
+          const float a = Float16::low(w[l]), b = Float16::high(w[l]);
+          sum += a + b, e[2 * l] -= a, e[2 * l + 1] -= b;
         }
+        if (p.kind == MINIMA) {
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+        }
+        if (i >= deep) continue;
+        const int at = i * p.columns + row * p.parts + k;
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(x + at * 64 + q * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+        if (q == 0 && p.kind == MINIMA) store1(sums + at * 4, sum);
       }
-    }
+    });
   }
+
   // MmaF16::mma in the order of the source.
   __device__ static __forceinline__ void multiplyAdd(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

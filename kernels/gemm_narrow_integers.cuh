@@ -1,11 +1,11 @@
-// Linear layers of few columns of operands whose weights are integers, by products of integers (digits.cuh), for compute capability 9.0. A row's
-// slice of x has one power of two.
+// Linear layers of up to 16 columns of operands whose weights are integers, for compute capability 9.0: gemm_narrow_few.cuh with digits
+// (digits.cuh). The elements of a row's slice of x share a power of two.
 #pragma once
 #include "digits.cuh"
 #include "gemm_narrow_few.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Other is a kernel that has products of its own, or void.
+// Other is a kernel with its own `addPart`, or void.
 template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typename Either<same<Other, void>, IntegerFew<D, NT>, Other>::type, D, NT> {
   using Base = NarrowFew<typename Either<same<Other, void>, IntegerFew<D, NT>, Other>::type, D, NT>;
   using Base::Base;
@@ -16,12 +16,12 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
   using Base::elements, Base::planeBytes, Base::store1;
   static constexpr int OPERAND = 32, HIGH = D::zeros ? 16 : 1;
   __device__ static __forceinline__ bool makesSums(const NarrowParams& p) { return D::zeros || p.kind == MINIMA; }
-  __device__ static __forceinline__ int pairsOf(const NarrowParams& p) { return p.rows; } // the sums of lanes q and q+1
+  __device__ static __forceinline__ int pairsOf(const NarrowParams& p) { return p.rows; } // lanes q and q+1 have a row's sums
   __device__ static __forceinline__ int each(const NarrowParams&) { return 2; }
-  float acc[STRIPS][NT][2]; // of rows g, and of g+8 times HIGH: the sum of a lane's operand, and 256 times that of the next
+  float acc[STRIPS][NT][2]; // sums of rows g and g+8 (times HIGH), of two operands: the second operand's digit counts 256 times
   int part[STRIPS][NT][4];
-  u32 columnAt[NT], columnStep[NT]; // of the lane's operands of 64 columns: address and distance
-  u32 sumAt[NT];                    // of the lane's sums of x
+  u32 columnAt[NT], columnStep[NT]; // address of the lane's operand of 64 columns, and distance to the next 64 columns
+  u32 sumAt[NT];                    // address of the lane's sums of x
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -30,10 +30,9 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
     for (int i = 0; i < STRIPS * NT * 4; i++) (&part[0][0][0])[i] = 0;
   }
 
-  // Makes operands of the block's slice of x. 64 columns of an operand are together: a lane reads 16 bytes. A sum belongs to a
-  // group of columns, of a unit or of 32, and to two operands, of which the second one counts 256 times.
+  // Makes operands of the block's slice of x. A lane's 16 bytes of 64 columns are side by side. Sums of x belong to the columns that share a zero
+  // or a minimum: a unit's, or 32. A sum counts the digits of two operands, and the second operand's digits 256 times.
   __device__ __forceinline__ void operands() {
-    const int wide = (deep + 7) / 8, all = wide * p.rows;
     float v[FEW_TOGETHER][8];
     this->findTops(v);
 #pragma unroll
@@ -43,56 +42,42 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
       sumAt[n] = sums + (min(n * 8 + 2 * q, p.columns - 2)) * 2;
     }
     syncWarps(FEW_WARPS);
-    const bool one = all <= FEW_WARPS * FEW_TOGETHER; // the elements are still in registers
-    const int unit = D::K32 == 1 << p.shift ? p.shift : 0;
-#pragma unroll 1
-    for (int first = warp; first < all; first += FEW_WARPS * FEW_TOGETHER) {
+    const int unit = D::K32 == 1 << p.shift ? p.shift : 0; // log2 of 32 columns of a sum
+    this->eachPiece(v, [&](const float (&e)[8], int row, int i) {
+      const float2 up = powersOf(-digitExponent(__float_as_uint(loadShared(tops + row * 4))));
+      u32 n[8];
 #pragma unroll
-      for (int j = 0; j < FEW_TOGETHER; j++) {
-        const int of = first + j * FEW_WARPS;
-        if (!one) elements(v[j], min(of / wide, p.rows - 1), of < all ? of % wide * 8 + g : deep);
+      for (int k = 0; k < 8; k++) n[k] = digitsOf(e[k], up);
+      u32 w[2][DIGITS];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const u32 a = n[h * 4], b = n[h * 4 + 2], c = n[h * 4 + 1], d = n[h * 4 + 3];
+        const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140), AB = __byte_perm(a, b, 0x7362), CD = __byte_perm(c, d, 0x7362);
+        w[h][0] = __byte_perm(ab, cd, 0x5410), w[h][1] = __byte_perm(ab, cd, 0x7632);
+        w[h][2] = __byte_perm(AB, CD, 0x5410), w[h][3] = __byte_perm(AB, CD, 0x7632);
       }
+      const u32 to = x + (i / 2 * p.columns + row * DIGITS) * 64 + q * 16 + i % 2 * 8;
+      if (i < deep)
 #pragma unroll
-      for (int j = 0; j < FEW_TOGETHER; j++) {
-        const int of = first + j * FEW_WARPS;
-        if (of >= all) break;
-        const int row = of / wide, i = of % wide * 8 + g;
-        const float2 up = powersOf(-digitExponent(__float_as_uint(loadShared(tops + row * 4))));
-        u32 n[8];
+        for (int k = 0; k < DIGITS; k++) asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to + k * 64), "r"(w[0][k]), "r"(w[1][k]) : "memory");
+      if (!makesSums(p)) return;
 #pragma unroll
-        for (int k = 0; k < 8; k++) n[k] = digitsOf(v[j][k], up);
-        u32 w[2][DIGITS];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const u32 a = n[h * 4], b = n[h * 4 + 2], c = n[h * 4 + 1], d = n[h * 4 + 3];
-          const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140), AB = __byte_perm(a, b, 0x7362), CD = __byte_perm(c, d, 0x7362);
-          w[h][0] = __byte_perm(ab, cd, 0x5410), w[h][1] = __byte_perm(ab, cd, 0x7632);
-          w[h][2] = __byte_perm(AB, CD, 0x5410), w[h][3] = __byte_perm(AB, CD, 0x7632);
-        }
-        const u32 to = x + (i / 2 * p.columns + row * DIGITS) * 64 + q * 16 + i % 2 * 8;
-        if (i < deep)
-#pragma unroll
-          for (int k = 0; k < DIGITS; k++) asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to + k * 64), "r"(w[0][k]), "r"(w[1][k]) : "memory");
-        if (makesSums(p)) {
-#pragma unroll
-          for (int k = 0; k < DIGITS; k += 2) {
-            int sum = sumOf(w[0][k], w[1][k]) + sumOf(w[0][k + 1], w[1][k + 1]) * 65536; // two sums below 2^15
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (unit > 0) sum += __shfl_xor_sync(~0u, sum, 4);
-            if (unit > 1) sum += __shfl_xor_sync(~0u, sum, 8);
-            if (q > 0 || i >= deep || (i & (1 << unit) - 1) > 0) continue;
-            const int low = (short)sum, two = low + (sum - low >> 16) * 256;
-            store1(sums + ((i >> unit) * p.columns + row * DIGITS + k) * 2, __int_as_float(two));
-          }
-        }
+      for (int k = 0; k < DIGITS; k += 2) {
+        int sum = sumOf(w[0][k], w[1][k]) + sumOf(w[0][k + 1], w[1][k + 1]) * 65536; // two sums, each below 2^15
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (unit > 0) sum += __shfl_xor_sync(~0u, sum, 4);
+        if (unit > 1) sum += __shfl_xor_sync(~0u, sum, 8);
+        if (q > 0 || i >= deep || (i & (1 << unit) - 1) > 0) continue;
+        const int low = (short)sum;
+        store1(sums + ((i >> unit) * p.columns + row * DIGITS + k) * 2, __int_as_float(low + (sum - low >> 16) * 256));
       }
-    }
+    });
   }
-  // The sum of eight bytes with signs.
+  // Returns the sum of eight signed bytes.
   __device__ static __forceinline__ int sumOf(u32 a, u32 b) { return __dp4a((int)a, 0x01010101, __dp4a((int)b, 0x01010101, 0)); }
 
-  // The products of a job with unit `unit` of the slice. FLUSH: a group ends after so many times 32 columns; 0: it is the row.
+  // Adds the products of a job with unit `unit` of the slice. FLUSH: a group has FLUSH times 32 columns; 0: a row is one group.
   template <int FLUSH> __device__ __forceinline__ void multiply(const Tile& t, u32 from, int unit, int piece, int i) {
     constexpr int CHUNKS = NARROW_CHUNKS * 2 / D::K32; // of 64 columns
     const int chunks = p.chunks - (firstUnit + unit) * NARROW_CHUNKS;
@@ -102,7 +87,7 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
     u32 scale[STRIPS / 2][4], second[STRIPS / 2][4];
     if constexpr (FLUSH > 1) loadFactors(scale, second, plane);
 #pragma unroll(FLUSH == 1 ? 1 : 2)
-    for (int c = 0; c < D::K32 / 2; c++) { // 64 columns. Columns without a group, or a chunk, are 0 in x
+    for (int c = 0; c < D::K32 / 2; c++) { // 64 columns each. x is 0 where a group or a chunk is missing
       uint4 w[CHUNKS][STRIPS], b[NT];
 #pragma unroll
       for (int k = 0; k < CHUNKS; k++)
@@ -120,13 +105,14 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
 #pragma unroll
           for (int n = 0; n < NT; n++) multiplyIntegers<D::zeros>(FLUSH == 1 || FLUSH > 1 && c + half == 0, part[s][n], a, half ? b[n].z : b[n].x, half ? b[n].w : b[n].y);
         }
-        if constexpr (FLUSH == 1) addPart<true>(scale, second, half, unit * D::K32 + 2 * c + half);
+        if constexpr (FLUSH == 1) this->me().template addPart<true>(scale, second, half, unit * D::K32 + 2 * c + half);
       }
     }
-    if constexpr (FLUSH > 1) addPart<false>(scale, second, 0, unit);
+    if constexpr (FLUSH > 1) this->me().template addPart<false>(scale, second, 0, unit);
   }
 
-  // Loads the scales, and zeros or minima, of rows g and g+8 of the strips, of two groups: that of lanes of even numbers, and the other lanes'.
+  // Loads scales, and zeros or minima, of rows g and g+8 of the strips. A register has those of two groups. Lanes of even numbers bring the
+  // address of the first group, and other lanes that of the second group.
   __device__ __forceinline__ void loadFactors(u32 (&scale)[STRIPS / 2][4], u32 (&second)[STRIPS / 2][4], u32 at) const {
 #pragma unroll
     for (int s = 0; s < STRIPS / 2; s++) loadMatrixTransposed(scale[s], at + s * 64);
@@ -139,45 +125,43 @@ template <class D, int NT, class Other = void> struct IntegerFew : NarrowFew<typ
     }
   }
 
-  // Adds the sums of a group times its scale. of: the number of the sums of x. RUNS: groups may have minima.
+  // Returns the sum of x of number `of`, of the lane's two operands.
+  __device__ __forceinline__ int sumOfX(int n, int of) const { return __float_as_int(loadShared(sumAt[n] + of * p.columns * 2)); }
+
+  // Adds the sums of a group times the group's scale. high: which group of a register. of: the number of the sum of x. RUNS: minima may exist.
   template <bool RUNS> __device__ __forceinline__ void addPart(const u32 (&scales)[STRIPS / 2][4], const u32 (&second)[STRIPS / 2][4], int high, int of) {
-    const auto half = [&](u32 pair) { return high ? Float16::high(pair) : Float16::low(pair); };
     if (RUNS && p.kind == MINIMA) {
       float sum[NT];
 #pragma unroll
-      for (int n = 0; n < NT; n++) sum[n] = (float)__float_as_int(loadShared(sumAt[n] + of * p.columns * 2));
+      for (int n = 0; n < NT; n++) sum[n] = (float)sumOfX(n, of);
 #pragma unroll
       for (int s = 0; s < STRIPS; s++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const float scale = half(scales[s / 2][s % 2 * 2 + i]), least = half(second[s / 2][s % 2 * 2 + i]) * (float)(i ? HIGH : 1);
+          const float scale = halfOf(scales[s / 2][s % 2 * 2 + i], high), least = halfOf(second[s / 2][s % 2 * 2 + i], high) * (float)(i ? HIGH : 1);
 #pragma unroll
-          for (int n = 0; n < NT; n++) acc[s][n][i] += scale * (float)(part[s][n][2 * i] + part[s][n][2 * i + 1] * 256) + least * sum[n];
+          for (int n = 0; n < NT; n++) acc[s][n][i] += scale * digitSum(part[s][n], i) + least * sum[n];
         }
       return;
     }
-    int less[NT][2];
+    int less[NT][2] = {};
     if constexpr (D::zeros) {
 #pragma unroll
-      for (int n = 0; n < NT; n++) less[n][0] = -__float_as_int(loadShared(sumAt[n] + of * p.columns * 2)), less[n][1] = less[n][0] * HIGH;
+      for (int n = 0; n < NT; n++) less[n][0] = -sumOfX(n, of), less[n][1] = less[n][0] * HIGH;
     }
 #pragma unroll
     for (int s = 0; s < STRIPS; s++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const u32 zeros = second[s / 2][s % 2 * 2 + i];
-        const float scale = half(scales[s / 2][s % 2 * 2 + i]);
+        const float scale = halfOf(scales[s / 2][s % 2 * 2 + i], high);
         const int zero = high ? zeros >> 16 : zeros & 0xffff;
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-          int all = part[s][n][2 * i] + part[s][n][2 * i + 1] * 256;
-          if constexpr (D::zeros) all += zero * less[n][i];
-          acc[s][n][i] += scale * (float)all;
-        }
+        for (int n = 0; n < NT; n++) acc[s][n][i] += scale * digitSum(part[s][n], i, zero * less[n][i]);
       }
   }
 
-  // Sends the warp's sums, as HalfFew does. Lanes q and q+1 have the four operands of a row.
+  // Sends the sums of the warp, as HalfFew does. Lanes q and q+1 have the four operands of a row of x.
   template <bool ROW> __device__ __forceinline__ void send(int log) {
     const int job = warp % JOBS, sources = FEW_WARPS >> log << ranks, source = ((warp / JOBS << LOG_JOBS - log) + (job >> log) << ranks) + rank;
 #pragma unroll

@@ -228,55 +228,29 @@ template <class D, int NT> struct SuperFew : HalfFew<D, NT, SuperFew<D, NT>> {
   }
 };
 
-// Products of integers, of groups with minima. With the scales of two runs there would be two products where there is one, and no time is saved.
+// Multiplies digits of x with integers of groups that have minima. Scales of two runs (Q6_K) would take two products instead of one, and save no
+// time.
 template <class D, int NT> struct SuperIntegers : IntegerFew<D, NT, SuperIntegers<D, NT>> {
   using Base = IntegerFew<D, NT, SuperIntegers<D, NT>>;
   using Base::Base;
-  using Base::p, Base::lane, Base::acc, Base::columnAt, Base::columnStep, Base::sumAt;
-  using Base::STRIPS, Base::ROWS, Base::JOB, Base::HIGH;
+  using Base::acc, Base::part, Base::STRIPS, Base::HIGH;
 
   __device__ __forceinline__ void products() { this->template consume<1>(); }
 
-  // The products of a job with unit `unit` of the slice.
-  template <int FLUSH> __device__ __forceinline__ void multiply(const typename Base::Tile& t, u32 from, int unit, int piece, int i) {
-    constexpr int CHUNKS = NARROW_CHUNKS * 2 / D::K32; // of 64 columns
-    const int step = t.of * ROWS * 2; // bytes of a group in a plane
-    const u32 weights = from + i * t.of * JOB + piece * (STRIPS * NARROW_CHUNK) + lane * 16;
-    const u32 plane = from + FEW_STAGE + i * this->factors * step + (piece * ROWS + lane / 8 * 8) * 2;
-#pragma unroll 1
-    for (int c = 0; c < D::K32 / 2; c++) {
-      uint4 w[CHUNKS][STRIPS], b[NT];
-      u32 bytes[STRIPS / 2][4], factors[STRIPS / 2][4]; // of rows g and g+8 of the strips, of two groups
+  // As IntegerFew::addPart. A register has the bytes of two groups, or the factors of a super-block.
+  template <bool RUNS> __device__ __forceinline__ void addPart(const u32 (&bytes)[STRIPS / 2][4], const u32 (&factors)[STRIPS / 2][4], int high, int of) {
+    float sum[NT];
 #pragma unroll
-      for (int k = 0; k < CHUNKS; k++)
+    for (int n = 0; n < NT; n++) sum[n] = (float)this->sumOfX(n, of);
 #pragma unroll
-        for (int s = 0; s < STRIPS; s++) w[k][s] = loadShared16(weights + ((c * CHUNKS + k) * t.of * STRIPS + s) * NARROW_CHUNK);
+    for (int s = 0; s < STRIPS; s++)
 #pragma unroll
-      for (int n = 0; n < NT; n++) b[n] = loadShared16(columnAt[n] + (unit * (D::K32 / 2) + c) * columnStep[n]);
-      this->loadFactors(bytes, factors, plane + (2 * c + lane % 2) * step);
+      for (int i = 0; i < 2; i++) {
+        const u32 f = factors[s / 2][s % 2 * 2 + i], two = bytes[s / 2][s % 2 * 2 + i] >> high * 16 & 0xffff;
+        const float scale = superScale(f, two, 0, false), least = superMinimum(f, two) * (float)(i ? HIGH : 1);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float sum[NT];
-#pragma unroll
-        for (int n = 0; n < NT; n++) sum[n] = (float)__float_as_int(loadShared(sumAt[n] + (unit * D::K32 + 2 * c + half) * p.columns * 2));
-#pragma unroll
-        for (int s = 0; s < STRIPS; s++) {
-          u32 a[4];
-          integersOf(D(), a, w[half * (CHUNKS - 1)][s], half);
-#pragma unroll
-          for (int n = 0; n < NT; n++) {
-            int part[4];
-            multiplyIntegers<D::zeros>(true, part, a, half ? b[n].z : b[n].x, half ? b[n].w : b[n].y);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-              const u32 f = factors[s / 2][s % 2 * 2 + i], two = bytes[s / 2][s % 2 * 2 + i] >> half * 16 & 0xffff;
-              acc[s][n][i] += superScale(f, two, 0, false) * (float)(part[2 * i] + part[2 * i + 1] * 256);
-              acc[s][n][i] += superMinimum(f, two) * (float)(i ? HIGH : 1) * sum[n];
-            }
-          }
-        }
+        for (int n = 0; n < NT; n++) acc[s][n][i] += scale * digitSum(part[s][n], i) + least * sum[n];
       }
-    }
   }
 };
 

@@ -331,7 +331,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
     }
     int prepared = 0; // boxes whose columns of x are operands
 
-    // The box behind one that is used up is asked for when the warp waits for its next box; behind a layer's last box, in the next layer.
+    // When a box is used up, its slot is free: the copy of another box begins when the warp waits for its next box, maybe in the next layer.
     const int stages = p.stages;
     int& owed = state.owed;
     const auto meanwhile = [&]() {
@@ -403,13 +403,13 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false, bool 
               for (int e = 0; e < 4; e++) sum[q][e] += ((acc[0][e] + acc[1][e]) + (acc[2][e] + acc[3][e])) * f[q][e & 1];
             }
           }
-          // No fence: products of these weights come before those of the next box, and the copy behind. A fence costs OPT-125m 2% of a step.
+          // No fence: the warp multiplies the next box before the copy engine overwrites this box. A fence costs OPT-125m 2% of a step.
           __syncwarp();
           owed = ring.slot;
           if (++ring.slot == stages) ring.slot = 0, ring.parity ^= 1;
         }
-        const int of = i >> gated, at = (of / SPLIT << gated) + (i & gated); // who finishes the tile, and as which of its group
-        const auto hand = [&](int r, float2 all) { // sums of row r of x, of rows g and g+8, which lie side by side
+        const int of = i >> gated, at = (of / SPLIT << gated) + (i & gated); // the block that finishes the tile, and the tile's number in the group
+        const auto hand = [&](int r, float2 all) { // hands over sums of row r of x, for rows g and g+8 of W
           float* const to = sums + ((at * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
           if (of % SPLIT == rank) *(float2*)to = all;
           else send2(pair.there(to), pair.other, all.x, all.y);

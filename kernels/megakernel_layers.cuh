@@ -172,7 +172,7 @@ struct IntegerEight;
 template <class W> struct PackedBlocks;
 template <class W> struct IntegerBlocks;
 template <class W> __device__ __forceinline__ bool needsSums(const DecodeLinear&) { return false; }
-template <class W> constexpr bool integers = same<W, IntegerFour> || same<W, IntegerEight>; // whether x is cut into digits (digits.cuh)
+template <class W> constexpr bool integers = same<W, IntegerFour> || same<W, IntegerEight>; // whether operands of x are digits (digits.cuh)
 
 // In place of PackedBlocks, for layers of 16-bit weights.
 struct NoBlocks {

@@ -5,12 +5,20 @@
 #include "megakernel_layers.cuh"
 #include "tagged.cuh"
 
+// Returns the bits of the largest magnitude of a warp's floats. Magnitudes are in the order of their bits.
+template <int N> __device__ __forceinline__ u32 topOf(const float2 (&v)[N]) {
+  u32 top = 0;
+#pragma unroll
+  for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
+  return __reduce_max_sync(~0u, top);
+}
+
 // PACKS: of packed weights, whose minima may need sums of x. Operands of two steps are side by side, as a lane takes them.
-// INTEGERS: operands are digits (DigitOperands).
+// INTEGERS: operands are digits, which DigitOperands makes.
 template <class Math, bool PACKS = false, bool INTEGERS = false> struct DecodeOperands {
   static_assert(Math::Operand::bytes == 2, "numbers are made of two parts of 16 bits");
 
-  using Of = typename Either<INTEGERS, DigitOperands, DecodeOperands>::type; // what is put
+  using Of = typename Either<INTEGERS, DigitOperands, DecodeOperands>::type; // has `put`
 
   // What the elements of a row that a warp has at once are scaled by, where the type
   // has few exponents: `up` before they are operands, `down` behind the product.
@@ -19,10 +27,7 @@ template <class Math, bool PACKS = false, bool INTEGERS = false> struct DecodeOp
     template <int N> __device__ __forceinline__ Scale(const float2 (&v)[N]) {
       up = down = 1.f;
       if constexpr (Math::narrow) {
-        u32 top = 0; // floats of no sign are in the order of their bits
-#pragma unroll
-        for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
-        const int e = exponentOf(__uint_as_float(__reduce_max_sync(~0u, top)));
+        const int e = exponentOf(__uint_as_float(topOf(v)));
         up = powerOf(-e), down = powerOf(e);
       }
     }
@@ -159,7 +164,7 @@ template <class Math, bool PACKS = false, bool INTEGERS = false> struct DecodeOp
     };
     put(0);
 #pragma unroll
-    for (int m = 1; m < ROWS; m++) put(m); // with row 0, NVRTC 12.4 would not unroll the loop of two rows of digits
+    for (int m = 1; m < ROWS; m++) put(m); // NVRTC 12.4 does not unroll a loop over both rows of digits
     __syncwarp();
   }
 };

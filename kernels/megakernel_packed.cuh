@@ -1,8 +1,8 @@
 // Layers of the megakernel (megakernel.cuh) whose weights have 8 or 4 bits, in the order of internal/weight/packed.go.
 //
 // A slot of a warp's ring has up to 4096 bytes of 16 rows of W: a few blocks of 128 columns. Copies bring the scales of these rows
-// and columns, and their zeros or minima, to memory behind the rings. A warp turns a block into left operands in registers (gemm_narrow.cuh), or,
-// in blocks of Llama's shape, multiplies integers (digits.cuh).
+// and columns, and their zeros or minima, to memory behind the rings. In layers of Llama's
+// shape, a warp multiplies integers with digits of x (digits.cuh). In other layers, a warp turns a block into left operands (gemm_narrow.cuh).
 // The sums of each group are multiplied by its scale, so that nothing is rounded. A row's own scale is that of a group that all of its blocks
 // have.
 #pragma once
@@ -63,10 +63,11 @@ struct PackedEight {
   }
 };
 
+// Integers, which are multiplied with digits of x. HIGH: sums of rows lane/4+8 are so many times too large.
 struct IntegerFour {
-  using Math = MmaF16; // of gamma and beta
+  using Math = MmaF16;
   using Element = NarrowInt4;
-  static constexpr int CHUNKS = 2, HIGH = 16; // HIGH: a factor that sums of rows lane/4+8 have
+  static constexpr int CHUNKS = 2, HIGH = 16;
   static constexpr bool zeros = true;
 };
 struct IntegerEight {
@@ -76,21 +77,18 @@ struct IntegerEight {
   static constexpr bool zeros = false;
 };
 
-// Operands of x for products of integers, as DecodeOperands has those of float16.
+// Makes digits of x, in place of DecodeOperands, which makes parts of float16.
 struct DigitOperands {
-  // Factors of the elements of a row that a warp has at once: `up` of elements before they become integers, `down` of sums.
+  // Factors of the elements of a row that a warp has at once: elements times `up` become integers, and sums times `down` are results.
   struct Scale {
     float2 up, down;
     template <int N> __device__ __forceinline__ Scale(const float2 (&v)[N]) {
-      u32 top = 0;
-#pragma unroll
-      for (int i = 0; i < N; i++) top = max(top, max(__float_as_uint(v[i].x) & 0x7fffffffu, __float_as_uint(v[i].y) & 0x7fffffffu));
-      top = __reduce_max_sync(~0u, top);
+      const u32 top = topOf(v);
       up = powersOf(-digitExponent(top)), down = digitFactors(top, 0);
     }
   };
 
-  // The sum of 16 lanes' two digits of two elements each: of the first ones, and 256 times that of the second ones.
+  // Returns the sum of 16 lanes' digits. A lane has two digits of two elements; second digits count 256 times.
   __device__ static __forceinline__ int sumOf(u32 w) {
     int sum = (signed char)w + (signed char)(w >> 16) + ((signed char)(w >> 8) + (signed char)(w >> 24)) * 256;
 #pragma unroll
@@ -98,8 +96,8 @@ struct DigitOperands {
     return sum;
   }
 
-  // The digits of 64 elements of a row, half a box, of which each lane has two: at `to`, 16 words of each digit and half. Lanes that have columns
-  // 2q and 2q+8 exchange two digits each. Sums are those of 32 columns: of digits 0 and 1, and behind these of digits 2 and 3.
+  // Puts the digits of 64 elements of a row, half a box, to `to`: 16 words for each digit. A lane has two elements. The lanes with columns 2q and
+  // 2q+8 exchange two digits each. `sums` asks for sums of 32 columns: four of digits 0 and 1, and behind them four of digits 2 and 3.
   __device__ static __forceinline__ void put(float* to, int half, float2 v, const Scale& scale, int lane, bool sums) {
     const u32 first = digitsOf(v.x, scale.up), second = digitsOf(v.y, scale.up);
     const u32 low = __byte_perm(first, second, 0x5410), high = __byte_perm(first, second, 0x7632);
@@ -118,27 +116,32 @@ struct DigitOperands {
 
 template <class W> __device__ __forceinline__ bool needsSums(const DecodePacked& o) { return o.kind == MINIMA || integers<W> && W::zeros; }
 
-// A warp's way through the blocks of its slots.
-template <class W> struct PackedBlocks {
-  static constexpr int RUNS = 4; // of 32 columns, of a block
-  const int deep, shift, factor, plane, second, kind;
-  const u32 scales, pitch; // of the warp's slots
-  const u32 magic;
-  const int lane, t;
-  const bool e4m3;
-  u32 less[2] = {};
-  int in = 0; // of the slot
-
-  __device__ __forceinline__ PackedBlocks(const DecodePacked& o, u32 scales, u32 pitch, int lane)
-      : deep(o.deep), shift(o.runs), factor(o.factor), plane(o.plane), second(o.behind), kind(o.kind), scales(scales + (lane >> 2) * o.factor), pitch(pitch), magic(o.magic), lane(lane), t(lane & 3), e4m3(o.e4m3) {
-    if constexpr (W::zeros) NarrowInt4::less(less, o.zero, o.zero);
-  }
+// The place of a warp in a slot of its ring, which has `deep` blocks.
+struct SlotBlocks {
+  const int deep;
+  int in = 0; // blocks of the slot that are used up
   __device__ __forceinline__ bool begins() const { return in == 0; }
   // Goes on to the next block; returns whether the slot is used up.
   __device__ __forceinline__ bool next(bool last) {
     if (++in < deep && !last) return false;
     in = 0;
     return true;
+  }
+};
+
+// Products of the blocks of a warp's slots.
+template <class W> struct PackedBlocks : SlotBlocks {
+  static constexpr int RUNS = 4; // of 32 columns, of a block
+  const int shift, factor, plane, second, kind;
+  const u32 scales, pitch; // of the warp's slots
+  const u32 magic;
+  const int lane, t;
+  const bool e4m3;
+  u32 less[2] = {};
+
+  __device__ __forceinline__ PackedBlocks(const DecodePacked& o, u32 scales, u32 pitch, int lane)
+      : SlotBlocks{o.deep}, shift(o.runs), factor(o.factor), plane(o.plane), second(o.behind), kind(o.kind), scales(scales + (lane >> 2) * o.factor), pitch(pitch), magic(o.magic), lane(lane), t(lane & 3), e4m3(o.e4m3) {
+    if constexpr (W::zeros) NarrowInt4::less(less, o.zero, o.zero);
   }
 
   // Adds products of a block. v are right operands, f their factors; x has the sums of rows of x, of which there are `columns`.
@@ -215,45 +218,36 @@ template <class W> struct PackedBlocks {
   }
 };
 
-// A warp's way through the blocks of its slots, with products of integers. Lane 4g+t has operands 2t and 2t+1: two digits of row t/2 of x.
-template <class W> struct IntegerBlocks {
+// The same with digits of x. Lane 4g+t has operands 2t and 2t+1, two digits of row t/2 of x.
+template <class W> struct IntegerBlocks : SlotBlocks {
   static constexpr int RUNS = PackedBlocks<W>::RUNS;
-  const int deep, shift, factor, plane, second, kind, zero;
+  const int shift, factor, plane, second, kind, zero;
   const u32 scales, pitch; // of the warp's slots
   const int lane, t;
-  int in = 0; // of the slot
 
   __device__ __forceinline__ IntegerBlocks(const DecodePacked& o, u32 scales, u32 pitch, int lane)
-      : deep(o.deep), shift(o.runs), factor(o.factor), plane(o.plane), second(o.behind), kind(o.kind), zero(o.zero), scales(scales), pitch(pitch), lane(lane), t(lane & 3) {}
-  __device__ __forceinline__ bool begins() const { return in == 0; }
-  __device__ __forceinline__ bool next(bool last) {
-    if (++in < deep && !last) return false;
-    in = 0;
-    return true;
-  }
+      : SlotBlocks{o.deep}, shift(o.runs), factor(o.factor), plane(o.plane), second(o.behind), kind(o.kind), zero(o.zero), scales(scales), pitch(pitch), lane(lane), t(lane & 3) {}
 
-  // Adds the products of a block, or of two or four if the slot and the columns of x, which are there for `left` blocks, have them, to the sums
-  // of rows g and g+8. x has the digits of the block's columns, of `columns` rows. Returns the blocks besides the first one.
+  // Adds the products of one, two or four blocks to the sums of rows g and g+8 of W. More blocks at once have more independent products. x has
+  // the digits of `columns` rows, for `left` blocks. Returns how many blocks follow the first one.
   __device__ __forceinline__ int multiply(float (&sum)[4], u32 memory, int slot, const float* x, int columns, int left) {
-    const u32 at = memory + in * (W::CHUNKS * NARROW_CHUNK) + lane * 16, first = scales + slot * pitch + in * plane;
     left = min(left, deep - in);
-    if (shift == 2) {
-      if (W::zeros && left >= 4) return several<4>(sum, at, first, x, columns);
-      if (left >= 2) return several<2>(sum, at, first, x, columns);
-      return group<1>(sum, at, first, x, columns), 0;
-    }
-    if (left < 2) return runs<1>(sum, at, first, x, columns), 0;
-    runs<2>(sum, at, first, x, columns);
-    in++;
-    return 1;
+    if (W::zeros && shift == 2 && left >= 4) return several<4>(sum, memory, slot, x, columns);
+    return left >= 2 ? several<2>(sum, memory, slot, x, columns) : several<1>(sum, memory, slot, x, columns);
   }
-  template <int B> __device__ __forceinline__ int several(float (&sum)[4], u32 at, u32 first, const float* x, int columns) {
-    group<B>(sum, at, first, x, columns);
+  template <int B> __device__ __forceinline__ int several(float (&sum)[4], u32 memory, int slot, const float* x, int columns) {
+    const u32 at = memory + in * (W::CHUNKS * NARROW_CHUNK) + lane * 16, first = scales + slot * pitch + in * plane;
+    if constexpr (B == 4) {
+      group<B>(sum, at, first, x, columns);
+    } else {
+      if (shift == 2) group<B>(sum, at, first, x, columns);
+      else runs<B>(sum, at, first, x, columns);
+    }
     in += B - 1;
     return B - 1;
   }
 
-  // Of B blocks: left operands w, right operands v of 64 columns each, sums `of` 32 columns of x, and two factors f.
+  // What B blocks need: left operands w, right operands v of 64 columns each, sums of x of 32 columns each, and two factors of sums.
   template <int B> struct Operands {
     uint4 w[B][W::CHUNKS], v[B][2];
     int4 of[B];
@@ -280,7 +274,7 @@ template <class W> struct IntegerBlocks {
     }
   };
 
-  // B blocks whose columns have one scale each, a group's or a row's.
+  // Adds B blocks of which each has one scale: its group's, or the row's.
   template <int B> __device__ __forceinline__ void group(float (&sum)[4], u32 at, u32 first, const float* x, int columns) const {
     const Operands<B> o(at, x, columns, lane, W::zeros);
     float scale[B][2];
@@ -294,24 +288,24 @@ template <class W> struct IntegerBlocks {
       for (int b = 0; b < B; b++)
 #pragma unroll
         for (int i = 0; i < 2; i++) zeros[b][i] = loadShared2(first + second + b * plane + ((lane >> 2) + i * 8) * 2);
-    int part[B][2][4]; // two chains of products each
+    int part[B][2][4]; // a block has two chains of products
 #pragma unroll
     for (int i = 0; i < RUNS; i++)
 #pragma unroll
       for (int b = 0; b < B; b++) o.product(part[b][i % 2], i < 2, b, i);
 #pragma unroll
     for (int b = 0; b < B; b++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) part[b][0][e] += part[b][1][e];
       const int less = -(o.of[b].x + o.of[b].y + o.of[b].z + o.of[b].w);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        int v = (part[b][0][2 * i] + part[b][1][2 * i]) + (part[b][0][2 * i + 1] + part[b][1][2 * i + 1]) * 256;
-        if constexpr (W::zeros) v += zeros[b][i] * (less * (i ? W::HIGH : 1));
-        sum[i] += scale[b][i] * (float)v * o.f[b].x * o.f[b].y;
+        sum[i] += scale[b][i] * digitSum(part[b][0], i, W::zeros ? zeros[b][i] * (less * (i ? W::HIGH : 1)) : 0) * o.f[b].x * o.f[b].y;
       }
     }
   }
 
-  // B blocks with groups of 32 or 64 columns. Scales and minima are float16, zeros integers; a register has two runs' numbers.
+  // Adds B blocks with groups of 32 or 64 columns. A run is 32 columns. A register has the scales of two runs, or their zeros or minima.
   template <int B> __device__ __forceinline__ void runs(float (&sum)[4], u32 at, u32 first, const float* x, int columns) const {
     const Operands<B> o(at, x, columns, lane, W::zeros || kind == MINIMA);
     u32 scale[B][4], more[B][4];
@@ -337,21 +331,19 @@ template <class W> struct IntegerBlocks {
 #pragma unroll
         for (int i = 0; i < RUNS; i++)
 #pragma unroll
-          for (int r = 0; r < 2; r++) all[r] += half(scale[b][i / 2 * 2 + r], i % 2) * valueOf(part[i], r) + half(more[b][i / 2 * 2 + r], i % 2) * (float)(of[i] * (r ? W::HIGH : 1));
+          for (int r = 0; r < 2; r++) all[r] += halfOf(scale[b][i / 2 * 2 + r], i % 2) * digitSum(part[i], r) + halfOf(more[b][i / 2 * 2 + r], i % 2) * (float)(of[i] * (r ? W::HIGH : 1));
       } else {
 #pragma unroll
         for (int i = 0; i < RUNS; i++)
 #pragma unroll
           for (int r = 0; r < 2; r++) {
             const u32 pair = more[b][i / 2 * 2 + r];
-            all[r] += half(scale[b][i / 2 * 2 + r], i % 2) * valueOf(part[i], r, W::zeros ? (int)(i % 2 ? pair >> 16 : pair & 0xffff) * (of[i] * -(r ? W::HIGH : 1)) : 0);
+            all[r] += halfOf(scale[b][i / 2 * 2 + r], i % 2) * digitSum(part[i], r, W::zeros ? (int)(i % 2 ? pair >> 16 : pair & 0xffff) * (of[i] * -(r ? W::HIGH : 1)) : 0);
           }
       }
 #pragma unroll
       for (int r = 0; r < 2; r++) sum[r] += all[r] * o.f[b].x * o.f[b].y;
     }
   }
-  __device__ static __forceinline__ float half(u32 pair, int high) { return high ? Float16::high(pair) : Float16::low(pair); }
-  __device__ static __forceinline__ float valueOf(const int (&part)[4], int r, int more = 0) { return (float)(part[2 * r] + part[2 * r + 1] * 256 + more); }
 };
 #endif

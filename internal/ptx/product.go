@@ -210,8 +210,8 @@ func (c *compiler) mma(s *statement, kind elements, depth int) func(w *warp, m u
 	}
 }
 
-// mmaBytes compiles a product of 16 rows by 8 columns of 32 bytes, whose sums are integers that wrap. The right operand has
-// signs, and the left one may have none. Four threads hold a row, or a column: four bytes of each half.
+// mmaBytes compiles a product of 16 rows by 8 columns of 32 bytes. Sums are integers that wrap. Bytes of the right operand are signed, and bytes
+// of the left operand are signed or not. Four threads hold a row or a column, and each thread has four bytes of either half.
 func (c *compiler) mmaBytes(s *statement) func(w *warp, m uint32) {
 	c.need(4)
 	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
@@ -220,8 +220,11 @@ func (c *compiler) mmaBytes(s *statement) func(w *warp, m uint32) {
 		var x, y [16][32]int32 // rows, and columns
 		unpack := func(to *[32]int32, first int, v uint32, signs bool) {
 			for i := range 4 {
-				if to[first+i] = int32(uint8(v >> (8 * i))); signs {
-					to[first+i] = int32(int8(v >> (8 * i)))
+				n := uint8(v >> (8 * i))
+				if signs {
+					to[first+i] = int32(int8(n))
+				} else {
+					to[first+i] = int32(n)
 				}
 			}
 		}

@@ -126,7 +126,7 @@ func TestConvertToE4M3(t *testing.T) {
 	}
 }
 
-// Products of a warp whose elements are bytes, with sums that wrap, in place and into other registers. The left operand has signs or none.
+// TestMatrixProductsOfBytes: products of bytes have sums that wrap, in place and in other registers. Bytes of the left operand are signed or not.
 func TestMatrixProductsOfBytes(t *testing.T) {
 	rng := reftest.Rand(t)
 	left, right, registers := make([]int8, 16*32), make([]int8, 8*32), memory[uint32](32*10)

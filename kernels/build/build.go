@@ -418,8 +418,8 @@ func whole(arch string) string {
 
 var callNumber = regexp.MustCompile(`callseq \d+`)
 
-// numberedCalls numbers the calls in comments of PTX from 0 on, in their order: NVRTC counts the calls of all units and architectures that a
-// process compiles.
+// numberedCalls returns PTX whose comments number calls from 0 on, without gaps and in the same order. NVRTC goes on counting from unit to unit
+// and from architecture to architecture, so its numbers depend on what a process has compiled before.
 func numberedCalls(ptx []byte) []byte {
 	numberOf := func(call []byte) int {
 		n, _ := strconv.Atoi(string(call[len("callseq "):]))

@@ -49,16 +49,30 @@ var (
 // narrowElements are the elements of packed matrices, by their numbers in narrow_gather.
 var narrowElements = [...]string{"int8", "e4m3", "int4"}
 
-// narrowIntegers are the elements that have products of integers.
+// narrowIntegers are the elements whose kernels may multiply integers.
 var narrowIntegers = [...]string{"int8", "int4"}
 
 // narrowKernels are loaded at first use.
 type narrowKernels struct {
 	of               map[string]*[len(narrowColumns)]*cuda.Function // by elements
-	integers         map[string]*[len(narrowColumns)]*cuda.Function // by elements: with products of integers, of up to fewColumns columns
+	integers         map[string]*[len(narrowColumns)]*cuda.Function // by elements: kernels that multiply integers, of up to fewColumns columns
 	operands, gather *cuda.Function
 	merge            [len(narrowColumns)]*cuda.Function // of kernels with warp groups
 	super            *narrowKernels                     // for super-blocks; nil: not loaded yet
+}
+
+// narrowSet returns the kernels <prefix>_<columns of operands> that a module has.
+func narrowSet(m *cuda.Module, prefix string, has func(columns int) bool) (of *[len(narrowColumns)]*cuda.Function, err error) {
+	of = new([len(narrowColumns)]*cuda.Function)
+	for i, n := range narrowColumns {
+		if !has(n) {
+			continue
+		}
+		if of[i], err = gpu.WithShared(m, fmt.Sprintf("%s_%d", prefix, n)); err != nil {
+			return nil, err
+		}
+	}
+	return of, nil
 }
 
 // narrowOf returns the kernels, loaded at first use, which may be within a capture.
@@ -96,25 +110,16 @@ func (d *Engine) narrowOf() (*narrowKernels, error) {
 			}
 		}
 		for _, of := range narrowElements {
-			k.of[of] = new([len(narrowColumns)]*cuda.Function)
-			for i, n := range narrowColumns {
-				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", unit, of, n)); err != nil {
-					return err
-				}
+			if k.of[of], err = narrowSet(m, unit+"_"+of, func(int) bool { return true }); err != nil {
+				return err
 			}
 		}
 		if !d.narrowGroups() {
 			return nil
 		}
 		for _, of := range narrowIntegers {
-			k.integers[of] = new([len(narrowColumns)]*cuda.Function)
-			for i, n := range narrowColumns {
-				if n > fewColumns {
-					continue
-				}
-				if k.integers[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_integers_%s_%d", unit, of, n)); err != nil {
-					return err
-				}
+			if k.integers[of], err = narrowSet(m, unit+"_integers_"+of, func(columns int) bool { return columns <= fewColumns }); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -172,7 +177,7 @@ type narrowLaunch struct {
 	stages, stage int
 	tiles, units  int
 	ranks, shared int // of a launch by clusters
-	cut           int // operands of an element of x of a launch by clusters
+	cut           int // operands of an element of x, of a launch by clusters
 }
 
 // narrowGroup is launches with the same operands.

@@ -10,7 +10,7 @@ import (
 )
 
 // Linear layers with weights of 8 and 4 bits, of up to fewColumns columns of operands: clusters whose thread blocks share the columns of W
-// (kernels/gemm_narrow_few.cuh). With integers as weights and up to fewColumns/fewDigits rows, products are those of integers
+// (kernels/gemm_narrow_few.cuh). Layers of up to fewColumns/fewDigits rows multiply integers if their weights are integers
 // (kernels/gemm_narrow_integers.cuh).
 
 // Constants of the kernels.
@@ -21,8 +21,8 @@ const (
 	fewShare   = 64 // rows of W that clusters share out
 	fewZeros   = 64
 
-	fewDigits = 4         // operands of an element of x, in products of integers
-	fewExact  = 1<<17 - 1 // columns of W whose products with bytes have sums of 32 bits
+	fewDigits = 4         // operands of an element of x, of kernels that multiply integers
+	fewExact  = 1<<17 - 1 // the most columns of W for which sums of products of bytes fit 32 bits
 
 	fewColumns   = 16 // columns of operands
 	narrowFewest = fewColumns + 1

@@ -248,7 +248,7 @@ func testNarrow(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 				size += math.Abs(left[r*in+k]) * p.size[c*in+k]
 				top = max(top, math.Abs(left[r*in+k]))
 			}
-			for k := range in { // parts below the smallest float16, and what digits round: 2^-31 of the largest element
+			for k := range in { // parts below the smallest float16 are lost, and digits round to 2^-31 of the largest element
 				size += top * p.size[c*in+k] * 0x1p-13
 			}
 			return sum + p.b[c], lost*(size+math.Abs(p.b[c])) + cutOff(true, in, 2)*size
@@ -294,8 +294,7 @@ func testNarrow(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 	}
 }
 
-// testNarrowNotFinite: outputs of a row of x with an infinite element, or with one that is no number, are not finite, and other rows keep
-// their bits.
+// testNarrowNotFinite: a row of x that has an infinity or NaN makes no finite output, and the outputs of other rows keep their bits.
 func testNarrowNotFinite(t *testing.T, m *machine, d *Engine) {
 	rng := reftest.Rand(t)
 	for _, f := range packable() {

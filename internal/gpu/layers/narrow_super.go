@@ -1,8 +1,6 @@
 package layers
 
 import (
-	"fmt"
-
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/weight"
@@ -42,22 +40,14 @@ func (d *Engine) superOf(all *narrowKernels) (*narrowKernels, error) {
 			return err
 		}
 		for _, of := range narrowIntegers {
-			k.of[of] = new([len(narrowColumns)]*cuda.Function)
-			for i, n := range narrowColumns {
-				if !d.hasSuper(n) {
-					continue
-				}
-				if k.of[of][i], err = gpu.WithShared(m, fmt.Sprintf("%s_%s_%d", narrowSuperUnit, of, n)); err != nil {
-					return err
-				}
+			if k.of[of], err = narrowSet(m, narrowSuperUnit+"_"+of, d.hasSuper); err != nil {
+				return err
 			}
-		}
-		if d.narrowGroups() {
-			for _, of := range narrowIntegers {
-				k.integers[of] = new([len(narrowColumns)]*cuda.Function)
-				if k.integers[of][0], err = gpu.WithShared(m, fmt.Sprintf("%s_integers_%s_%d", narrowSuperUnit, of, narrowColumns[0])); err != nil {
-					return err
-				}
+			if !d.narrowGroups() {
+				continue
+			}
+			if k.integers[of], err = narrowSet(m, narrowSuperUnit+"_integers_"+of, func(columns int) bool { return columns == narrowColumns[0] }); err != nil {
+				return err
 			}
 		}
 		k.gather, err = m.Function(narrowSuperUnit + "_gather")
